@@ -26,7 +26,6 @@ GO_ON = "To go on, run the same command again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running.
 _state = SimpleNamespace(received=None, deferred=0, guarded=False)
-_of_thread = threading.local()  # conditions: those of the open contexts of `only_while`
 
 
 def requested() -> str | None:
@@ -39,30 +38,10 @@ def status() -> int:
     return 128 + (_state.received or signal.SIGINT)
 
 
-class Withdrawn(Exception):
-    """Error that ends a piece of work which another process has taken over; see `only_while`."""
-
-
-@contextlib.contextmanager
-def only_while(condition: Callable[[], bool]) -> Iterator[None]:
-    """Context manager in which `check` raises Withdrawn as soon as `condition()` is false; contexts may be nested.
-
-    It holds for the thread that enters it.
-    """
-    outer = getattr(_of_thread, "conditions", ())
-    _of_thread.conditions = (*outer, condition)
-    try:
-        yield
-    finally:
-        _of_thread.conditions = outer
-
-
 def check() -> None:
-    """Raise KeyboardInterrupt if a signal asked the program to stop, Withdrawn if a condition of `only_while` fails."""
+    """Raise KeyboardInterrupt if a signal asked the program to stop."""
     if _state.received:
         raise KeyboardInterrupt(f"stopped by {requested()}")
-    if not all(condition() for condition in getattr(_of_thread, "conditions", ())):
-        raise Withdrawn("another process has taken over the work that this one was doing")
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:

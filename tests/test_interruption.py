@@ -102,20 +102,10 @@ def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monk
     assert (tmp_path / "stopped").read_text() == "SIGTERM: stopped at step 3\n"
 
 
-def test_work_that_is_waited_for_or_withdrawn():
+def test_work_that_is_waited_for():
     assert interruption.wait_for(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         interruption.wait_for(lambda: 1 // 0)
-    items = []
-    with (
-        interruption.only_while(lambda: True),
-        pytest.raises(interruption.Withdrawn),
-        interruption.only_while(lambda: len(items) < 3),
-    ):
-        for item in interruption.checked(range(5)):
-            items.append(item)
-    assert items == [0, 1, 2]
-    interruption.check()
 
 
 def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):

@@ -25,15 +25,15 @@ from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import reading
 
-# Takes the work that a path stands for, within a `with` statement; its value is true while no other process has it.
-Claim = Callable[[epath.Path], AbstractContextManager[object]]
+# Takes the lock with this path, within a `with` statement, if no other process has it; its value is whether it did.
+Claim = Callable[[epath.Path], AbstractContextManager[bool]]
 Write = Callable[[pathlib.Path], None]
 LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
 COPIED_TOGETHER = 2**24  # bytes
 
 
 @contextlib.contextmanager
-def unclaimed(path: epath.Path) -> Iterator[object]:
+def unclaimed(path: epath.Path) -> Iterator[bool]:
     """Context manager that lets every caller make the entry at `path`, for processes that do not share the work."""
     del path
     yield True
@@ -81,8 +81,8 @@ class Entries:
         """
         is_told = False
         while not self._is_ready(name):
-            with self._claimed(name) as claim, _until_lost(claim):
-                if claim:
+            with self._claimed(name) as mine:
+                if mine:
                     self._remove_partial(name)
                     return self._make(name, write, check_large)
             interruption.check()
@@ -106,9 +106,9 @@ class Entries:
             for name in missing:
                 if self.is_complete(name):
                     continue
-                with self._claimed(name) as claim, _until_lost(claim):
+                with self._claimed(name) as mine:
                     # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
-                    if claim and not self.is_complete(name) and not is_over():
+                    if mine and not self.is_complete(name) and not is_over():
                         self._remove_partial(name)
                         self._make(name, writers[name], check_large=False)
                         report()
@@ -133,16 +133,10 @@ class Entries:
         """
         names = {path.name.partition(cache.PARTIAL)[0] for path in self.local.glob(f"{beginning}*{cache.PARTIAL}*")}
         for root in {self.local, self.remote or self.local}:
-            for lock in epath.Path(root).glob(f"{beginning}*.lock"):
-                # Another process may remove the directory or claim it meanwhile.
-                with contextlib.suppress(OSError, ValueError):
-                    if any(lock.iterdir()):
-                        names.add(lock.name.removesuffix(".lock"))
-                    else:  # of a claim that was released: object stores may keep its directory
-                        lock.rmdir()
+            names.update(path.name.removesuffix(".lock") for path in epath.Path(root).glob(f"{beginning}*.lock"))
         for name in names:
-            with self._claimed(name) as claim:
-                if claim:
+            with self._claimed(name) as mine:
+                if mine:
                     self._remove_partial(name)
 
     def _remove_partial(self, name: str) -> None:
@@ -181,15 +175,15 @@ class Entries:
         return (self.local / name / MANIFEST).exists() and (self.remote is None or self._is_in_store(name))
 
     @contextlib.contextmanager
-    def _claimed(self, name: str) -> Iterator[object]:
+    def _claimed(self, name: str) -> Iterator[bool]:
         """Context manager that tries to claim the making of an entry, or only its copy if the object store has it."""
         root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:
             try:
-                claim = stack.enter_context(self.claim(epath.Path(root) / f"{name}.lock"))
+                mine = stack.enter_context(self.claim(epath.Path(root) / f"{name}.lock"))
             except OSError as error:
                 raise cache.explain(error, self.local / name) from error
-            yield claim
+            yield mine
 
     def _is_in_store(self, name: str) -> bool:
         return self.remote is not None and (self.remote / name / MANIFEST).exists()
@@ -207,20 +201,6 @@ class Entries:
         if self.remote is not None and not self._is_in_store(name):
             _publish(entry, self.remote / name)
         return entry
-
-
-@contextlib.contextmanager
-def _until_lost(claim: object) -> Iterator[None]:
-    """Context manager that leaves its block, without an error, if another process takes over the work of `claim`."""
-    if not claim:
-        yield
-        return
-    try:
-        with interruption.only_while(lambda: bool(claim)):
-            yield
-    except interruption.Withdrawn:
-        if claim:  # the claim of another entry, of which this one is a part
-            raise
 
 
 def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:

@@ -1,10 +1,10 @@
-"""Lock of a directory to which only one process at a time may write, on a disk or in an object store.
+"""Locks that one process at a time holds, on a disk or in an object store: of a run, a file, a piece of shared work.
 
-The lock is the file `lock.json`, which names its holder; the holder removes it at the end. A process that is killed
-leaves the file behind. How such a stale lock is recognised depends on where the holder ran:
+A lock is a file that names its holder, who removes it at the end. A process that is killed leaves the file behind. How
+such a stale lock is recognised depends on where the holder ran:
 
-* On this machine, since it last booted and in the same container: the lock is stale if no running process has the
-  holder's process id and start time.
+* On this machine, in the same container: the lock is stale if no running process has the holder's process id and start
+  time.
 * Anywhere else, or if that cannot be determined: the holder rewrites the file every 15 seconds, so the lock is stale if
   the file does not change for two minutes, by the clock of the waiting machine.
 """
@@ -12,7 +12,6 @@ leaves the file behind. How such a stale lock is recognised depends on where the
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 import pathlib
@@ -22,34 +21,49 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from etils import epath
 
 from ag_jax.distributed import hosts, storage
 
-FILE = "lock.json"
+FILE = "lock.json"  # of a directory
 BEAT_EVERY = 15.0  # seconds between two rewrites of the file by its holder
 STALE_AFTER = 120.0  # seconds without change; network file systems may show changes late
-LOOK_EVERY = 1.0  # seconds between two reads of another holder's file
-TRIES = 20  # for the creation of a directory that its last holder may remove at the same moment
+LOOK_EVERY = 1.0  # seconds between two looks at another holder's file
 
 
 @contextlib.contextmanager
-def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
-    """Context manager that holds the lock of a directory, or raises ValueError if another process holds it.
+def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[None]:
+    """Context manager that holds a lock for all hosts of a run.
 
-    what: flag with the file that is locked, if the directory is for the lock alone, and is removed with it.
+    Every host must call it; host 0 takes the lock.
 
-    The directory is created if missing. Every host must call it; host 0 takes the lock. A lock left behind by a process
-    that ended is replaced. If this machine cannot tell whether the holder still runs, the call waits up to two minutes
-    to see whether the file changes.
+    path: file of the lock; missing directories are created.
+    wait: wait until no other process holds the lock. Otherwise the call waits only if this machine cannot tell whether
+        the holder still runs, for two minutes at most.
+    what: flag that names what is locked; by default `--workdir` with the directory of the file.
 
     Raises ValueError, on every host, if another process holds the lock, and OSError (ValueError on other hosts than the
-    first) if the directory cannot be written.
+    first) if the file cannot be written.
     """
-    lock = _Lock(directory, what=what)
-    hosts.from_first(f"the lock of {directory}", lock.take)
+    claims, lock = Claims(), _Lock(path)
+
+    def take() -> None:
+        is_told = False
+        while not claims.take(lock):
+            if not wait and claims.runs(path) and (holder := lock.holder()):
+                raise ValueError(
+                    f"{what or f'--workdir={path.parent}'} is in use by process {holder.pid} on {holder.host}, since "
+                    f"{holder.since}: wait until that process ends, or choose another"
+                )
+            if not is_told:
+                limit = "" if wait else f" {STALE_AFTER:.0f} seconds at most, to see whether it still runs"
+                hosts.tell(f"waiting for the process that holds {path}{limit}")
+                is_told = True
+            time.sleep(LOOK_EVERY)
+
+    hosts.from_first(f"the lock {path}", take)
     try:
         yield
     finally:
@@ -57,83 +71,62 @@ def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
             lock.release()
 
 
-@contextlib.contextmanager
-def hold_in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Context manager that waits until no other process holds the lock of a directory, and holds it for all hosts.
-
-    Every host must call it; host 0 takes the lock.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def take() -> None:
-            stack.enter_context(in_turn(directory, say))
-
-        hosts.from_first(f"the lock of {directory}", take)
-        yield
-
-
-@contextlib.contextmanager
-def in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Context manager that waits until no other process holds the lock of a directory, and then holds it.
-
-    Not collective. A lock left behind by a process that ended is replaced, as `Claims` does.
-
-    say: prints a line if another process holds the lock.
-
-    Raises OSError if the directory cannot be written.
-    """
-    claims = Claims()
-    for attempt in itertools.count():
-        with claims(directory) as mine:
-            if mine:
-                yield
-                return
-        if not attempt:
-            say(f"waiting for another process, which holds the lock of {directory}")
-        time.sleep(LOOK_EVERY)
-
-
-def is_held(directory: epath.Path) -> bool:
-    """Return whether the directory has a lock whose holder may still run.
-
-    Not collective. The holder of a lock of another machine may run as long as the file is there.
-    """
-    content = _Lock(directory).read() if (directory / FILE).exists() else None
-    return content is not None and (content[1] is None or not content[1].is_gone())
-
-
 class Claims:
-    """Locks of directories that a process takes only if they are free, by which processes share work.
+    """Locks that a process takes only if they are free, by which processes share work.
 
-    `with claims(directory) as mine:` takes the lock of a directory that nothing else is in, if no other process holds
-    it; it never waits. `mine` is true as long as this process holds the lock: from the start, or never, or until
-    another process takes it over, because this one did not renew it for two minutes; there is then a line on stderr. A
-    lock left behind by a process that ended is replaced, but one of another machine only after this object has been
-    asked for it for two minutes in which its file did not change. Not collective.
+    `with claims(path) as mine:` takes the lock if no other process holds it; it never waits, and `mine` says whether it
+    was taken. A lock left behind by a process that ended is replaced, but one of another machine only after this object
+    has been asked for it for two minutes in which its file did not change. Not collective.
     """
 
     def __init__(self):
-        self._texts: dict[epath.Path, tuple[str, float]] = {}
+        # Of each lock of another machine: its file's last text, when that was new, and whether there was one before it.
+        self._texts: dict[epath.Path, tuple[str, float, bool]] = {}
 
     @contextlib.contextmanager
-    def __call__(self, directory: epath.Path) -> Iterator[object]:
-        """Context manager that takes the lock of a directory if it is free; its value is true while the lock is held.
+    def __call__(self, path: epath.Path) -> Iterator[bool]:
+        """Context manager that takes a lock if it is free; its value is whether it did.
 
-        Raises OSError if the directory cannot be written.
+        Raises OSError if the file cannot be written.
         """
-        lock = _Lock(directory, is_claim=True)
-        is_taken = lock.take_if_free(self._is_unchanged)
+        lock = _Lock(path)
+        mine = self.take(lock)
         try:
-            yield is_taken and lock
+            yield mine
         finally:
-            if is_taken:
+            if mine:
                 lock.release()
 
-    def _is_unchanged(self, directory: epath.Path, text: str) -> bool:
-        """Return whether this object has seen a lock file with the same text for `STALE_AFTER` seconds."""
-        text_before, since = self._texts.get(directory, (None, 0.0))  # not "", the text of a file that was just created
+    def runs(self, path: epath.Path) -> bool:
+        """Return whether the process that holds a lock is known to run: a process here, or a file that has changed."""
+        content = _Lock(path).read()
+        if content is None:
+            return False
+        text, holder = content
+        is_gone = holder.is_gone() if holder else None
+        if is_gone is None:
+            text_before, _, has_changed = self._texts.get(path, (text, 0.0, False))
+            return has_changed or text != text_before
+        return not is_gone
+
+    def take(self, lock: "_Lock") -> bool:
+        """Take a lock if it is free; return whether this process now holds it."""
+        is_taken = lock.create()
+        if not is_taken and (content := lock.read()):
+            text, holder = content
+            is_gone = holder.is_gone() if holder else None
+            if self._is_unchanged(lock.path, text) if is_gone is None else is_gone:
+                lock.remove(content)
+                is_taken = lock.create()
+        if is_taken:
+            lock.start()
+        return is_taken
+
+    def _is_unchanged(self, path: epath.Path, text: str) -> bool:
+        """Return whether this object has seen a lock's file with the same text for `STALE_AFTER` seconds."""
+        text_before, since, _ = self._texts.get(path, (None, 0.0, False))  # not "", the text of a file just created
         if text_before != text:
-            self._texts[directory] = text, time.monotonic()
+            self._texts[path] = text, time.monotonic(), text_before is not None
             return False
         return time.monotonic() - since > STALE_AFTER
 
@@ -142,8 +135,8 @@ class Claims:
 class Holder:
     """Identity of the process that holds a lock.
 
-    host: name of its machine.
-    machine: boot and container of its machine (`_machine`).
+    host: name of its machine, as users know it.
+    machine: id of its machine and container (`_machine`).
     pid: its process id.
     process_started: its start time (`_started`), because process ids are reused.
     since: local time at which it took the lock, for messages.
@@ -178,146 +171,65 @@ class Holder:
         return True
 
 
-class _Lock:
-    """Lock of one directory, taken and released by one process; truthy until another process takes it over.
+def is_held(path: epath.Path) -> bool:
+    """Return whether there is a lock whose holder may still run. Not collective."""
+    content = _Lock(path).read()
+    return content is not None and not (content[1] and content[1].is_gone())
 
-    directory: the directory.
-    is_claim: whether the process goes on without the lock if another one takes it over; otherwise the process ends.
-    what: as in `hold`.
+
+class _Lock:
+    """A lock of this process, with the thread that rewrites its file to show that the process still runs.
+
+    path: its file.
     """
 
-    def __init__(self, directory: epath.Path, is_claim: bool = False, what: str = ""):
-        self._what, self._is_temporary = what or f"--workdir={directory}", bool(what)
-        self._directory, self._path, self._is_claim = directory, directory / FILE, is_claim
-        self._done, self._lost = threading.Event(), threading.Event()
+    def __init__(self, path: epath.Path):
+        self.path, self._holder, self._done = path, Holder.this_process(), threading.Event()
 
-    def __bool__(self) -> bool:
-        return not self._lost.is_set()
+    def create(self) -> bool:
+        """Create the file, and its directories if missing; return whether this process now holds the lock.
 
-    def take(self) -> None:
-        """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
-
-        Raises ValueError if another process holds the lock, and OSError if the directory cannot be written.
+        An object store creates the file in one step, too. If its answer is lost, the file has this process's token.
         """
-        self._may_remove = self._is_temporary or not self._directory.exists()
-        self._holder = Holder.this_process()
-        while not self._create():
-            self._remove_if_stale()
-        self._start()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return storage.create(self.path, self._text(beats=0)) or (storage.is_remote(self.path) and self._is_ours())
 
-    def take_if_free(self, is_unchanged: Callable[[epath.Path, str], bool]) -> bool:
-        """Take the lock if no running process holds it; return whether this process now holds it.
-
-        is_unchanged: (directory, text of the lock's file) -> whether the file has had this text for so long that its
-            holder must have ended.
-        """
-        self._may_remove, self._holder = True, Holder.this_process()
-        is_taken = self._create()
-        if not is_taken and (content := self.read()):
-            text, holder = content
-            has_ended = holder.is_gone() if holder else None
-            if is_unchanged(self._directory, text) if has_ended is None else has_ended:
-                self._remove(content)
-                is_taken = self._create()
-        if is_taken:
-            self._start()
-        return is_taken
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the thread, once the lock is taken."""
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
 
     def release(self) -> None:
-        """Remove the lock file, unless another process has taken over the lock.
-
-        Also remove the locked directory if `take` created it and it is empty.
-        """
+        """End the thread and remove the file, unless another process has taken over the lock."""
         self._done.set()
         self._thread.join()
         with contextlib.suppress(Exception):  # stores raise different types; a file left behind is a stale lock
             if self._is_ours():
-                self._path.unlink()
-            if self._may_remove and not storage.is_remote(self._path):
-                os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
+                self.path.unlink()
 
-    def _create(self) -> bool:
-        """Create the lock file, and its directory if missing; return whether this process now holds the lock.
-
-        An object store creates the file in one step, too. If its answer is lost, the file has this process's token.
-
-        The last holder may remove the directory meanwhile (`release`). Then the file cannot be created, or `mkdir`
-        finds that the directory exists, and right afterwards that it is no directory, and raises FileExistsError.
-        """
-        for attempt in range(1, TRIES + 1):
-            try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                is_new = storage.create(self._path, self._text(beats=0))
-                break
-            except (FileExistsError, FileNotFoundError):
-                if attempt == TRIES:
-                    raise
-        return is_new or (storage.is_remote(self._path) and self._is_ours())
-
-    def _remove_if_stale(self) -> None:
-        """Remove the lock file if it is stale, or raise ValueError if its holder still runs."""
-        content = self.read()
-        if content is None:  # its holder released it in the meantime
-            return
-        text, holder = content
-        has_ended = holder.is_gone() if holder else None
-        if has_ended is None:
-            has_ended, holder = self._wait_for_change(text)
-        if not has_ended:
-            who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
-            raise ValueError(f"{self._what} is in use by {who}: wait until that process ends, or choose another")
-        self._remove(content)
-
-    def _remove(self, content: tuple[str, Holder | None]) -> None:
-        """Remove the lock file if it still has this content, which was found to be stale.
+    def remove(self, content: tuple[str, Holder | None]) -> None:
+        """Remove the file if it still has this content, which was found to be stale.
 
         Another process may have found the same file stale. Between the last read of the file and its removal, it could
         replace the file with its own lock, which would then be removed. So only one process of this machine at a time
         removes a file, and at `gs://` only one of all.
         """
-        if storage.is_remote(self._path):
-            storage.remove_if(self._path, content[0])
+        if storage.is_remote(self.path):
+            storage.remove_if(self.path, content[0])
             return
-        try:
-            folder = os.open(self._directory, os.O_RDONLY)
-        except FileNotFoundError:  # another process removed the file, and then the directory
-            return
+        folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # some network file systems have no flock
                 fcntl.flock(folder, fcntl.LOCK_EX)
             if self.read() == content:
-                self._path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
         finally:
             os.close(folder)
 
-    def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
-        """Wait up to `STALE_AFTER` seconds for the lock file to change; return (has the holder ended, new holder).
-
-        The lock file has changed if its content is no longer `text`. The holder has ended if the file was removed, or
-        if its content did not change. Otherwise the file names the new holder, which is None if the file is damaged.
-        """
-        print(
-            f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "
-            "process still runs",
-            file=sys.stderr,
-            flush=True,
-        )
-        deadline = time.monotonic() + STALE_AFTER
-        while time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY)
-            content = self.read()
-            if content is None or content[0] != text:
-                return content is None, content and content[1]
-        return True, None
-
     def read(self) -> tuple[str, Holder | None] | None:
-        """Return (text of the lock file, holder that it names or None if damaged), or None if there is no file."""
+        """Return (text of the file, holder that it names or None if damaged), or None if there is no file."""
         try:
-            text = storage.read_whole(self._path)
+            text = storage.read_whole(self.path)
         except FileNotFoundError:
             return None
         try:
@@ -326,9 +238,12 @@ class _Lock:
         except (ValueError, TypeError, KeyError):
             return text, None
 
+    def holder(self) -> Holder | None:
+        """Return the holder that the file names; None if there is no file, or if it is damaged."""
+        return content[1] if (content := self.read()) else None
+
     def _is_ours(self) -> bool:
-        content = self.read()
-        return content is not None and content[1] == self._holder
+        return self.holder() == self._holder
 
     def _text(self, beats: int) -> str:
         return json.dumps(dataclasses.asdict(self._holder) | {"beats": beats}) + "\n"
@@ -339,44 +254,35 @@ class _Lock:
         while not self._done.wait(BEAT_EVERY):
             beats += 1
             with contextlib.suppress(Exception):  # such as a full disk or a store's error: the next rewrite may succeed
-                holder = content[1] if (content := self.read()) else None
+                content = self.read()
+                holder = content[1] if content else None
                 # Without a file, another process may have taken the lock over and released it since.
-                is_missed = content is None and (self._is_claim or time.time() - written > STALE_AFTER)
-                if holder not in (self._holder, None) or is_missed:
+                if holder not in (self._holder, None) or (content is None and time.time() - written > STALE_AFTER):
                     self._leave(holder)
                     return
-                storage.write_whole(self._path, self._text(beats))
+                storage.write_whole(self.path, self._text(beats))
                 written = time.time()
 
     def _leave(self, holder: Holder | None) -> None:
-        """End this process, or give up its claim, because another process took over its lock.
-
-        The lock was not renewed for two minutes, and `holder` took it, or a process that has released it since.
-        """
-        self._lost.set()
+        """End this process, whose lock another process has taken over, before it writes anything more."""
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         message = (
-            f"this process did not renew its lock for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over "
-            f"by {who}: it "
+            f"this process did not renew its lock {self.path} for {STALE_AFTER:.0f} seconds, and {who} took it over: "
+            "it ends without writing anything more; run the same command again"
         )
-        if self._is_claim:
-            print(f"{message}leaves this work to that process", file=sys.stderr, flush=True)
-            return
-        message += "ends without writing anything more"
         print(message, file=sys.stderr, flush=True)
         hosts.abandon(1, message)
         hosts.leave_at_once(1)
 
 
 def _machine() -> str:
-    """Return an id of the machine's boot and of the container in which this process runs; empty on macOS.
+    """Return the id of the container in which this process runs, in which alone its process id has a meaning.
 
-    A process id has a meaning only within them, and machines of the same name have different ids.
+    It is empty on macOS.
     """
     with contextlib.suppress(OSError):
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return ""  # macOS
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _started(pid: int) -> str:

@@ -134,7 +134,7 @@ def _run(
         return epath.Path(hosts.from_first("the report", write))
 
     if part is None:
-        with lock.hold(workdir):
+        with lock.hold(workdir / lock.FILE):
             run_directory.check_shared(workdir)
             return finish()
     share = parts.parse_part(part)
@@ -146,7 +146,7 @@ def _run(
         hosts.tell(f"part {part} is done; {remaining} trials are left to other parts, the last of which reports")
     if remaining:
         return None
-    with lock.hold_in_turn(workdir, hosts.tell):
+    with lock.hold(workdir / lock.FILE, wait=True):
         return finish()
 
 

@@ -186,7 +186,7 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
         name: recipe
         for name, recipe in settings.get("tasks", {}).items()  # a config of a run of pre-training has none
         if (workdir / name).exists()
-        and any(trial.is_begun(path) or lock.is_held(path) for path in (workdir / name).iterdir())
+        and any(trial.is_begun(path) or lock.is_held(path / lock.FILE) for path in (workdir / name).iterdir())
     }
 
 
@@ -455,7 +455,11 @@ def _run_task(suite: Suite, name: str) -> None:
         hosts.from_first("the trials that are done", lambda: _check_first_is_best(suite, name))
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
-        if hosts.from_first("a trial", functools.partial(_is_done_and_tidy, directory, config.keeps_weights(name))):
+        is_done_there, is_tidy = hosts.from_first("a trial", functools.partial(_state, directory))
+        if is_done_there and not is_tidy:
+            with lock.hold(directory / lock.FILE, wait=True):  # the process that trained it may be deleting them
+                hosts.from_first("its files", functools.partial(trial.tidy, directory, config.keeps_weights(name)))
+        if is_done_there:
             continue
         if one.fold not in data:
             data[one.fold] = _encoded(suite, one)
@@ -494,7 +498,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
     """
     config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
     directory, start = directory_of(workdir, one), _initial(suite, one)
-    with lock.hold(directory):
+    with lock.hold(directory / lock.FILE):
         hosts.from_first("the settings of the suite", lambda: _claim_again(config, workdir, one.task))
         try:
             attacked = traces.resolved(one, workdir)
@@ -511,11 +515,9 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
             hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
 
 
-def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
-    if (done := is_done(directory)) and (directory / trial.CHECKPOINTS).exists():
-        with lock.in_turn(directory, hosts.tell):  # the process that trained it may still be deleting the checkpoints
-            trial.tidy(directory, keep)
-    return done
+def _state(directory: epath.Path) -> tuple[bool, bool]:
+    """Return whether a trial is done, and whether its checkpoints are deleted."""
+    return is_done(directory), not (directory / trial.CHECKPOINTS).exists()
 
 
 def is_done(directory: epath.Path) -> bool:

@@ -105,7 +105,7 @@ def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> e
     incomparable = comparable.warnings({arm: config for (arm, _), config in configs.items()}, "arms")
     arms.announce([*overridden, *incomparable])
     if share is None:
-        with lock.hold(workdir):
+        with lock.hold(workdir / lock.FILE):
             return _compare(base, configs, workdir, overridden, incomparable)
     # Parts train at the same time, so each locks only the runs that it trains, and the directory for the report alone.
     if unfinished := _train_share(configs, workdir, share):
@@ -114,7 +114,7 @@ def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> e
             "reports"
         )
         return None
-    with lock.hold_in_turn(workdir, hosts.tell):
+    with lock.hold(workdir / lock.FILE, wait=True):
         return _compare(base, configs, workdir, overridden, incomparable)
 
 

@@ -68,10 +68,17 @@ def train(
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
+    workdir = storage.directory(workdir)
+    check(config, workdir)
+    with lock.hold(workdir / lock.FILE):
+        return train_held(config, workdir, labels, until)
+
+
+def check(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError if a config cannot be trained in a run directory, as far as it can be known before."""
     schema.check(config)
     imported.allow(schema.flat(schema.to_dict(config)), even_stored=False)
     check_installed(config.training.wandb)
-    workdir = storage.directory(workdir)
     # Only for their errors: a directory should not be claimed by a config that cannot be trained.
     if not run_directory.is_begun(workdir):
         if config.training.initial_weights:
@@ -81,12 +88,12 @@ def train(
         else:  # a branch has the trace in the directory of its origin
             mask_trace.read(config.adversarial, config.model.layers)
     check_tests(config, workdir)
-    with lock.hold(workdir):
-        return _train(config, workdir, labels, until)
 
 
-def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, until: int | None) -> dict[str, Any]:
-    """Train in a run directory whose lock is held; see `train`."""
+def train_held(
+    config: ExperimentConfig, workdir: epath.Path, labels: Labels = Labels(), until: int | None = None
+) -> dict[str, Any]:
+    """Train in a run directory whose lock this process holds, after `check`; see `train`."""
     config, in_words = words.resolve(config, workdir, run_directory.is_begun)
     if config.training.branch_from and in_words is not None and not run_directory.is_begun(workdir):
         branch.check_length(config, in_words.milestones)  # its number of steps is only known now

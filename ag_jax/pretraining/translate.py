@@ -448,7 +448,7 @@ def translate(open_model: Callable[[], Translator], source: str, output: str) ->
     open_model: opens the model, once the files have been checked.
     source: a file of UTF-8, compressed if its name ends with .gz and the like.
     output: a local file, which grows by whole lines; an interrupted command resumes (`translate_file`). While it is
-        written, a folder beside it, its name with `.lock` appended, holds its lock.
+        written, a file beside it, its name with `.lock` appended, is its lock.
 
     Raises ValueError or FileNotFoundError for files that cannot be used.
     """
@@ -468,7 +468,7 @@ def translate(open_model: Callable[[], Translator], source: str, output: str) ->
         raise ValueError(f"--output={output} must be a local file, to which lines can be appended")
     if not pathlib.Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of --output={output} does not exist: create it, or give another file")
-    with lock.hold(epath.Path(f"{output}.lock"), f"--output={output}"):
+    with lock.hold(epath.Path(f"{output}.lock"), what=f"--output={output}"):
         _existing_output(pathlib.Path(output))  # only for its errors
         translator = open_model()
         try:

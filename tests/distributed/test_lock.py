@@ -1,4 +1,4 @@
-"""The lock of a directory: one holder at a time, and none that is dead."""
+"""Locks: one holder at a time, and none that is dead."""
 
 import itertools
 import json
@@ -18,17 +18,17 @@ from tests.distributed.fake_hosts import FakeHosts
 
 @pytest.fixture
 def disk(monkeypatch, tmp_path):
-    """A directory that is not there yet, where nothing has to be waited for."""
+    """A lock in a directory that is not there yet, where nothing has to be waited for."""
     monkeypatch.setattr(lock, "LOOK_EVERY", 0.01)
-    return epath.Path(tmp_path / "runs" / "a")
+    return epath.Path(tmp_path / "runs" / "a" / lock.FILE)
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def directory(request, disk):
+def path(request, disk):
     if request.param == "disk":
         return disk
     request.getfixturevalue("bucket")
-    return epath.Path("gs://bucket/runs/a")
+    return epath.Path("gs://bucket/runs/a") / lock.FILE
 
 
 @pytest.fixture
@@ -46,67 +46,68 @@ def end(process):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def write(directory, **changes):
+def write(path, **changes):
     """Write, in one step, the lock of a process, this one by default, with some fields changed."""
-    directory.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     values = vars(lock.Holder.this_process()) | {"token": "theirs"} | changes
-    storage.write_whole(directory / lock.FILE, json.dumps(values | {"beats": 0}))
+    storage.write_whole(path, json.dumps(values | {"beats": 0}))
 
 
-def names(directory):
-    return [path.name for path in directory.iterdir()] if directory.exists() else []
+def names(path):
+    return [other.name for other in path.parent.iterdir()] if path.parent.exists() else []
 
 
-def holder(directory):
-    return json.loads((directory / lock.FILE).read_text())["pid"]
+def holder(path):
+    return json.loads(path.read_text())["pid"]
 
 
-def test_it_is_held_and_then_gone(directory):
-    assert not lock.is_held(directory)
-    with lock.hold(directory):
-        assert names(directory) == [lock.FILE] and lock.is_held(directory)
-        with pytest.raises(ValueError, match=f"{directory}.*process {os.getpid()} on .* 20"), lock.hold(directory):
+def test_it_is_held_and_then_gone(path):
+    assert not lock.is_held(path)
+    with lock.hold(path):
+        assert names(path) == [lock.FILE] and lock.is_held(path)
+        with pytest.raises(ValueError, match=f"{path.parent}.*process {os.getpid()} on .* 20"), lock.hold(path):
             pass
-    with pytest.raises(RuntimeError), lock.hold(directory):
+    with pytest.raises(RuntimeError), lock.hold(path):
         raise RuntimeError
-    assert names(directory) == [] and not lock.is_held(directory)
+    assert names(path) == [] and not lock.is_held(path)
 
 
-def test_a_killed_process_leaves_nothing_to_wait_for(directory, sleeper):
-    write(directory, host="another")
-    assert lock.is_held(directory), "nothing says that its process has ended"
-    write(directory, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
-    with pytest.raises(ValueError, match=f"process {sleeper.pid} on "), lock.hold(directory):
+def test_a_killed_process_leaves_nothing_to_wait_for(path, sleeper):
+    write(path, host="another")
+    assert lock.is_held(path), "nothing says that its process has ended"
+    write(path, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
+    with pytest.raises(ValueError, match=f"process {sleeper.pid} on "), lock.hold(path):
         pass
     end(sleeper)
-    assert not lock.is_held(directory)
-    with lock.hold(directory):
-        assert holder(directory) == os.getpid()
+    assert not lock.is_held(path)
+    with lock.hold(path):
+        assert holder(path) == os.getpid()
 
 
-def test_in_turn_waits_for_the_other(directory):
-    order, said, first = [], [], threading.Event()
+def test_it_waits_for_the_other_if_told_to(path, capsys):
+    order, first = [], threading.Event()
 
     def second():
         first.wait()
-        with lock.hold_in_turn(directory, said.append):
+        with lock.hold(path, wait=True):
             order.append("second")
 
     thread = threading.Thread(target=second)
     thread.start()
-    with lock.hold_in_turn(directory, said.append):
+    with lock.hold(path, wait=True):
+        said = capsys.readouterr().err
         assert not said
         first.set()
-        while not said:
+        while not (said := capsys.readouterr().err):
             time.sleep(0.01)
         order.append("first")
     thread.join(30)
-    assert order == ["first", "second"] and len(said) == 1 and str(directory) in said[0]
-    write(directory, process_started="1")  # a dead process left it
-    with pytest.raises(RuntimeError), lock.hold_in_turn(directory, said.append):
-        assert holder(directory) == os.getpid()
+    assert order == ["first", "second"] and said.count("\n") == 1 and str(path) in said
+    write(path, process_started="1")  # a dead process left it
+    with pytest.raises(RuntimeError), lock.hold(path, wait=True):
+        assert holder(path) == os.getpid()
         raise RuntimeError
-    assert names(directory) == []
+    assert names(path) == []
 
 
 @pytest.mark.parametrize("changes", [{"process_started": "1"}, {"pid": 2**22 + 1}], ids=["given again", "not there"])
@@ -123,8 +124,8 @@ def test_another_machine_is_watched_for_a_while(disk, monkeypatch, capsys, conte
         if isinstance(content, dict):
             write(disk, **content)
         else:
-            disk.mkdir(parents=True, exist_ok=True)
-            (disk / lock.FILE).write_text(content)
+            disk.parent.mkdir(parents=True, exist_ok=True)
+            disk.write_text(content)
 
     leave()
     monkeypatch.setattr(lock, "STALE_AFTER", 0.05)
@@ -148,40 +149,44 @@ def left(monkeypatch):
     return event
 
 
-def test_the_holder_beats_and_leaves_if_another_one_took_over(directory, left):
-    with lock.hold(directory):
-        while '"beats": 3' not in (directory / lock.FILE).read_text():
+@pytest.mark.parametrize("take", [lock.hold, lock.Claims()], ids=["hold", "claim"])
+def test_the_holder_beats_and_leaves_if_another_one_took_over(path, left, capsys, take):
+    with take(path):
+        while '"beats": 3' not in path.read_text():
             pass
         for _ in range(100):  # a beat that has begun may still write over it
-            write(directory, host="far")
+            write(path, host="far")
             if left.wait(0.1):
                 break
         assert left.is_set()
+        write(path, host="far")
+    assert names(path) == [lock.FILE], "what is not held is not released"
+    assert f"process {os.getpid()} on far took it over" in capsys.readouterr().err
 
 
 def test_a_holder_that_slept_leaves_if_its_lock_is_gone(disk, left, monkeypatch):
     """Another process may have taken it over and released it; a file that is deleted in between is written again."""
     with lock.hold(disk):
-        (disk / lock.FILE).unlink()
+        disk.unlink()
         deadline = time.monotonic() + 30
-        while not (disk / lock.FILE).exists() and time.monotonic() < deadline:
+        while not disk.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not left.is_set() and lock.is_held(disk)
         monkeypatch.setattr(lock, "STALE_AFTER", -1.0)  # as if the last beat was long ago
         while not left.is_set() and time.monotonic() < deadline:
-            (disk / lock.FILE).unlink(missing_ok=True)
+            disk.unlink(missing_ok=True)
             time.sleep(0.005)
         assert left.is_set()
 
 
-def eight_attempts(directory):
-    """Hold the directory in eight threads, all until the last has ended; return how many held it."""
+def eight_attempts(path):
+    """Hold the path in eight threads, all until the last has ended; return how many held it."""
     together, ended, taken = threading.Barrier(8), threading.Barrier(8), []
 
     def attempt():
         together.wait()
         try:
-            with lock.hold(directory):
+            with lock.hold(path):
                 taken.append(True)
                 ended.wait()
         except ValueError:
@@ -197,8 +202,8 @@ def eight_attempts(directory):
     return sum(taken)
 
 
-def test_of_many_that_find_a_remnant_one_takes_over(directory, monkeypatch):
-    write(directory, process_started="1")
+def test_of_many_that_find_a_remnant_one_takes_over(path, monkeypatch):
+    write(path, process_started="1")
     found, numbers, is_gone = threading.Barrier(8), itertools.count(), lock.Holder.is_gone
 
     def found_by_all(holder):
@@ -208,7 +213,7 @@ def test_of_many_that_find_a_remnant_one_takes_over(directory, monkeypatch):
         return gone
 
     monkeypatch.setattr(lock.Holder, "is_gone", found_by_all)
-    assert eight_attempts(directory) == 1
+    assert eight_attempts(path) == 1
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -218,65 +223,43 @@ def test_of_many_that_start_together_at_a_bucket_one_gets_it(bucket, monkeypatch
     first = itertools.count()
     bucket.plan = lambda asked: LOST if lost and asked.is_write and next(first) < 8 else None
     monkeypatch.setattr(lock.Holder, "is_gone", lambda holder: False)
-    assert eight_attempts(epath.Path("gs://bucket/runs/a")) == 1
+    assert eight_attempts(epath.Path("gs://bucket/runs/a") / lock.FILE) == 1
     assert bucket.written == ["runs/a/lock.json"]
 
 
 def test_the_first_of_several_hosts_holds_it(tmp_path, monkeypatch):
     def held(host):
-        with lock.hold(epath.Path(tmp_path)):
+        with lock.hold(epath.Path(tmp_path) / lock.FILE):
             lock.hosts.exchange("all are in", None)
-            assert names(tmp_path) == [lock.FILE]
+            assert names(tmp_path / lock.FILE) == [lock.FILE]
             lock.hosts.exchange("all have looked", None)
 
-    assert FakeHosts(monkeypatch, 3).run(held) == [None] * 3 and names(tmp_path) == []
-    write(epath.Path(tmp_path))
+    assert FakeHosts(monkeypatch, 3).run(held) == [None] * 3 and names(tmp_path / lock.FILE) == []
+    write(epath.Path(tmp_path) / lock.FILE)
     errors = FakeHosts(monkeypatch, 3).run(held)
     assert all(isinstance(error, ValueError) and str(os.getpid()) in str(error) for error in errors)
 
 
-def test_claims_share_work_without_waiting(directory, sleeper):
+def test_claims_share_work_without_waiting(path, sleeper):
     ours, theirs = lock.Claims(), lock.Claims()
-    with ours(directory) as mine:
-        assert mine and names(directory) == [lock.FILE]
-        with theirs(directory) as too, ours(directory) as again:
+    with ours(path) as mine:
+        assert mine and names(path) == [lock.FILE]
+        with theirs(path) as too, ours(path) as again:
             assert not too and not again
-        assert names(directory) == [lock.FILE], "who did not take the lock does not release it"
-    with pytest.raises(RuntimeError), theirs(directory) as mine:
+        assert names(path) == [lock.FILE], "who did not take the lock does not release it"
+    with pytest.raises(RuntimeError), theirs(path) as mine:
         assert mine
         raise RuntimeError
-    assert names(directory) == []
-    write(directory, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
-    with ours(directory) as mine:
+    assert names(path) == []
+    write(path, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
+    with ours(path) as mine:
         assert not mine
     end(sleeper)
-    with ours(directory) as mine:
-        assert mine and holder(directory) == os.getpid()
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / lock.FILE).write_text("")  # another process has created it and not yet written it
-    with lock.Claims()(directory) as mine:
+    with ours(path) as mine:
+        assert mine and holder(path) == os.getpid()
+    path.write_text("")  # another process has created it and not yet written it
+    with lock.Claims()(path) as mine:
         assert not mine
-
-
-@pytest.mark.parametrize("error", [FileExistsError, FileNotFoundError])
-def test_a_directory_that_its_last_holder_removes_meanwhile(disk, monkeypatch, error):
-    """`mkdir` may then raise FileExistsError, and the creation of the lock file FileNotFoundError."""
-    tries, create = [], storage.create
-
-    def once_removed(path, text):
-        tries.append(path)
-        if len(tries) == 1:
-            raise error(path)
-        return create(path, text)
-
-    monkeypatch.setattr(storage, "create", once_removed)
-    for take in (lock.Claims(), lock.hold):
-        tries.clear()
-        with take(disk) as held:
-            assert held is not False and names(disk) == [lock.FILE] and len(tries) == 2
-    monkeypatch.setattr(storage, "create", lambda path, text: once_removed(tries.clear() or path, text))
-    with pytest.raises(error), lock.Claims()(disk):
-        pass
 
 
 @pytest.mark.parametrize("content", [{"machine": "another"}, {"host": "another"}], ids=str)
@@ -291,21 +274,3 @@ def test_a_claim_of_another_machine_is_free_when_it_does_not_beat(disk, monkeypa
             write(disk, token="b", **content)
         with claims(disk) as mine:
             assert bool(mine) == free
-
-
-@pytest.mark.parametrize("is_over", [False, True], ids=["theirs", "released"])
-def test_a_claim_that_another_process_takes_over_is_lost(directory, left, capsys, is_over):
-    with lock.Claims()(directory) as mine:
-        deadline = time.monotonic() + 30
-        while mine and time.monotonic() < deadline:  # a beat that has begun may still write over it
-            if is_over:
-                (directory / lock.FILE).unlink(missing_ok=True)
-            else:
-                write(directory, host="far")
-            time.sleep(0.05)
-        assert not mine and not left.is_set()
-        if not is_over:
-            write(directory, host="far")
-    assert names(directory) == ([] if is_over else [lock.FILE]), "what is not held is not released"
-    who = "another process" if is_over else f"process {os.getpid()} on far"
-    assert str(directory) in (said := capsys.readouterr().err) and who in said

@@ -170,7 +170,7 @@ def test_killed_or_in_parts_is_the_same_table(source, tmp_path, calls):
 
 def test_two_processes_never_train_one_trial(source, tmp_path, calls):
     workdir = epath.Path(tmp_path / "w")
-    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1"):
+    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1" / lock.FILE):
         for part in ("2/4", None):
             with pytest.raises(ValueError, match="mlm/sst2/lr0.0003-bs32-seed1 is in use"):
                 comparison.compare(config_files.load(source, {}), workdir, part)
@@ -312,7 +312,7 @@ def test_a_trial_that_another_process_has_just_begun_is_not_mixed_with_other_set
     """While a trial is trained, and between the claim and the first trial, when no file shows another process."""
     workdir, ours = epath.Path(tmp_path / "w"), config(tmp_path, data, seeds=(0,))
     others, of_rte = config(tmp_path, data, seeds=(0,), **{"tasks.sst2.epochs": 1}), config(tmp_path, data, ("rte",))
-    with lock.hold(workdir / "sst2" / "lr2e-05-bs32-seed0"):
+    with lock.hold(workdir / "sst2" / "lr2e-05-bs32-seed0" / lock.FILE):
         suite.claim(ours, workdir)
         suite.claim(of_rte, workdir)  # has its place beside it
         with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 1\n"):

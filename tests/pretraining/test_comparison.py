@@ -230,7 +230,7 @@ def test_parts_are_one_comparison(compared, interrupted, source, overrides, caps
     assert "2 of 4 runs" in capsys.readouterr().err
     assert comparison.compare(config_files.load(source, overrides), interrupted, "3/3") is None
     assert not (interrupted / "report.md").exists()
-    with lock.hold(interrupted / "ag-seed8"):  # by a process that has finished its run, but not yet ended
+    with lock.hold(interrupted / "ag-seed8" / lock.FILE):  # by a process that has finished its run, but not yet ended
         assert comparison.compare(config_files.load(source, overrides), interrupted, "2/3") == interrupted / "report.md"
     assert [name for name, _ in interrupted.trained] == ["mlm-seed3", "mlm-seed8", "ag-seed3"]
     for name in ("report.md", "report.json"):
@@ -246,7 +246,7 @@ def test_a_run_that_another_process_trains_is_left_alone(source, overrides, tmp_
     stored = json.dumps(schema.to_dict(comparison.arm_configs(config_files.load(source, overrides))[0]["ag", 8]))
     for name, text in (("config.json", stored), ("corpus.json", "{}"), ("metrics.jsonl", "")):
         (directory / name).write_text(text)
-    with lock.hold(directory):
+    with lock.hold(directory / lock.FILE):
         before = {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()}
         with pytest.raises(ValueError, match=f"--workdir={directory} is in use by process"):
             comparison.compare(config_files.load(source, overrides), epath.Path(tmp_path), part)

@@ -93,7 +93,7 @@ def test_the_config_of_another_program_is_left_alone(tmp_path):
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_one_process_at_a_time(tmp_path, verb):
     workdir = epath.Path(tmp_path / "run")
-    with lock.hold(workdir):
+    with lock.hold(workdir / lock.FILE):
         with pytest.raises(ValueError, match=f"{workdir} is in use by process {os.getpid()} on "):
             if verb == "train":
                 run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir)
