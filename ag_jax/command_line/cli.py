@@ -184,7 +184,7 @@ def _check(verb: Any) -> None:
 
 
 def _probes_have_no_parts(part: str | None) -> ValueError:
-    return ValueError(f"--part={part}: probes are measured by one process, so leave --part out")
+    return ValueError(f"--part={part}: processes with the same --workdir share probes without it, so leave it out")
 
 
 def _comparison(config: Any) -> Any:
@@ -259,7 +259,8 @@ def _finetune(verb: Finetune) -> None:
 def _evaluate(verb: Evaluate) -> None:
     if verb.config is not None:
         report = _comparison(verb.config.settings).evaluate(verb.config, output_directory(verb.workdir, PROBES))
-        _tell(f"the report is {report}")
+        if report is not None:
+            _tell(f"the report is {report}")
         return
     workdir, step = _model(verb.workdir), _checkpoint(verb)
     metrics = run.evaluate(workdir, step)

@@ -1,1 +1,1 @@
-"""Cells of an experiment, such as a probe of a model, and what is stored of each."""
+"""Experiments as grids of cells, such as a probe of a model: what is computed, stored, resumed and shared."""

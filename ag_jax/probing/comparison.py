@@ -1,10 +1,9 @@
 """`ag-jax evaluate --config` and `ag-jax compare` for probes: probe the models of every arm, then write the report."""
 
 import dataclasses
-import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -13,23 +12,25 @@ from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import accuracies, canvas, heads
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
-from ag_jax.data.probes.queries import Probe
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.grid import share
+from ag_jax.grid import run as grid
+from ag_jax.grid.cells import Cell, Stage
 from ag_jax.interop import opening
-from ag_jax.pretraining import arms, run, run_directory
+from ag_jax.pretraining import arms
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.probing import models, probes, report, results, summary
+from ag_jax.pretraining.training_cell import TrainingCell
+from ag_jax.probing import models, probes, report, summary
 from ag_jax.probing.ablation import report as ablation_report
 from ag_jax.probing.ablation import results as ablation_results
 from ag_jax.probing.ablation import summary as ablation_summary
+from ag_jax.probing.ablation.results import AblationCell
 from ag_jax.probing.ablation.summary import Summary
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.probing.minimal_pairs import report as pair_report
 from ag_jax.probing.minimal_pairs import results as pair_results
-from ag_jax.probing.minimal_pairs.results import Judged
+from ag_jax.probing.minimal_pairs.results import Judged, PairsCell
 from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.results import ProbeResult
+from ag_jax.probing.results import ProbeCell, ProbeResult
 from ag_jax.settings import config_files, schema
 from ag_jax.settings.config_files import Config
 
@@ -69,8 +70,8 @@ def arm_configs(base: Config) -> tuple[dict[str, ProbingConfig], list[str]]:
     return configs, arms.overridden(of_arms)
 
 
-def evaluate(base: Config, workdir: epath.PathLike) -> epath.Path:
-    """Probe one model and write the report; return the path of `report.md`.
+def evaluate(base: Config, workdir: epath.PathLike) -> epath.Path | None:
+    """Probe one model and write the report; return as `compare` does.
 
     base: the config.
     """
@@ -83,8 +84,10 @@ def evaluate(base: Config, workdir: epath.PathLike) -> epath.Path:
     return _run("evaluate", base, {ALONE: base.settings}, storage.directory(workdir), [])
 
 
-def compare(base: Config, workdir: epath.PathLike) -> epath.Path:
+def compare(base: Config, workdir: epath.PathLike) -> epath.Path | None:
     """Probe the models of every arm and write the report; return the path of `report.md`.
+
+    The result is None if other processes measure what is left: the last of them writes the report.
 
     Models are in `workdir/ARM-seedN`, if they are trained first, the results of probes in
     `workdir/probes/ARM-seedN/PROBE`, those of head ablation in `workdir/ablation/ARM-seedN`, and those of minimal pairs
@@ -104,15 +107,17 @@ def _run(
     configs: Mapping[str, ProbingConfig],
     workdir: epath.Path,
     overridden: Sequence[str],
-) -> epath.Path:
+) -> epath.Path | None:
+    """Train the models if need be, measure them, and write the report; see `compare`."""
     if hosts.count() > 1:
         raise ValueError(f"probes run on one machine, but {hosts.count()} hosts were started: start the command on one")
     first = next(iter(configs.values()))
     for name, settings in first.probes.items():
         probes.check(name, settings)  # first, because models may be trained for hours before texts are read
-    trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
-    for arm, folders in trained.items():
-        if any(experiment.translates for experiment in folders.values()):
+    training = {arm: _training(arm, config) for arm, config in configs.items()}
+    experiments = {arm: [cell.config for cell in cells] for arm, cells in training.items()}
+    for arm, of_arm in experiments.items():
+        if any(experiment.translates for experiment in of_arm):
             raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
     if first.ablation.data:
         checkpoints = [
@@ -122,84 +127,86 @@ def _run(
             if (place := config.checkpoint_of(seed))
         ]
         ablation_results.check(first.ablation, checkpoints)
-        ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
+        ablation_results.check_training(experiments)
     pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
     if pairs:
-        _check_word_heads(configs, trained)
-    runs = {folder: experiment for folders in trained.values() for folder, experiment in folders.items()}
-    for folder, experiment in runs.items():
-        run_directory.check(experiment, folder)  # so that a conflict shows now and not hours later
-    share.obtain(
-        {(folder.name,): functools.partial(run.train, experiment, folder) for folder, experiment in runs.items()},
-        workdir,
-    )
+        _check_word_heads(configs, experiments)
+    _train([cell for of_arm in training.values() for cell in of_arm], workdir)
     compared = _open(configs, workdir)
     prepared = _prepare_ablation(configs, workdir)
     queries = {}
     for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
         print(f"{name}: reading texts", file=sys.stderr, flush=True)
         queries[name] = probes.make(name, settings, [one for of_arm in compared.values() for one in of_arm.values()])
-    cells = _cells(configs, compared, prepared, queries, pairs, workdir)
-    values = share.obtain(cells, workdir)
-    scores: Results = {
-        arm: {name: [values["probe", arm, str(seed), name] for seed in of_arm] for name in first.probes}
+    probe_cells = {
+        arm: {
+            name: [
+                ProbeCell(f"probes/{arm}-seed{seed}/{name}", probed, settings, queries[name])
+                for seed, probed in of_arm.items()
+            ]
+            for name, settings in first.probes.items()
+        }
         for arm, of_arm in compared.items()
     }
-    ablated = {
-        arm: [Summary(values["ablation", arm, str(seed)], first.resamples) for seed in of_arm]
+    ablation_cells = {
+        arm: [
+            AblationCell(f"ablation/{arm}-seed{seed}", model, compared[arm][seed].assignment)
+            for seed, model in of_arm.items()
+        ]
         for arm, of_arm in prepared.items()
     }
+    pair_cells = {arm: _pair_cells(arm, config, pairs, workdir) for arm, config in configs.items() if pairs}
+    cells: list[Cell] = [
+        *(cell for name in first.probes for by_probe in probe_cells.values() for cell in by_probe[name]),
+        *(cell for of_arm in ablation_cells.values() for cell in of_arm),
+        *(cell for of_arm in pair_cells.values() for of_model in of_arm for cell in of_model),
+    ]
+    table = grid.run(lambda table: Stage(cells), workdir)
+    if table is None:
+        return None
+
+    def value(cell: Any) -> Any:
+        return cell.read(workdir / cell.path, table[cell.name])
+
+    scores: Results = {
+        arm: {name: list(map(value, of_probe)) for name, of_probe in by_probe.items()}
+        for arm, by_probe in probe_cells.items()
+    }
+    ablated = {
+        arm: [Summary(value(cell), first.resamples) for cell in of_arm] for arm, of_arm in ablation_cells.items()
+    }
     judged: JudgedModels = {
-        arm: [
-            [value for (kind, *key), value in values.items() if kind == "minimal_pairs" and key[:2] == [arm, str(seed)]]
-            for seed in config.seeds
-        ]
-        for arm, config in configs.items()
-        if pairs
+        arm: [list(map(value, of_model)) for of_model in of_arm] for arm, of_arm in pair_cells.items()
     }
     descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
-    with lock.in_turn(workdir, hosts.tell):  # processes that shared the cells write the same report
+    with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the cells write the same report
         return _write_report(verb, base, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden)
 
 
-def _cells(
-    configs: Mapping[str, ProbingConfig],
-    compared: Mapping[str, Mapping[int, ProbedModel]],
-    prepared: Mapping[str, Mapping[int, ablation_results.Prepared]],
-    queries: Mapping[str, Probe],
-    pairs: Sequence[Pair],
-    workdir: epath.Path,
-) -> dict[share.Key, Callable[[], Any]]:
-    """Return {key of a cell: function that measures it or reads what is stored}.
+def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
+    """Train the models of a comparison that are trained first. Raises ValueError if one of them fails."""
+    for cell in cells:
+        cell.check(workdir)  # so that a conflict shows now and not hours later
+    table = grid.run(lambda table: Stage(cells, is_last=False), workdir)
+    for name, result in (table or {}).items():
+        if not result.is_done:
+            raise ValueError(f"{workdir / name} cannot be probed, because its training failed: {result.reason}")
 
-    The keys are (`probe`, arm, seed, probe), (`ablation`, arm, seed) and (`minimal_pairs`, arm, seed, step).
-    """
-    first = next(iter(configs.values()))
-    cells: dict[share.Key, Callable[[], Any]] = {}
-    for name, settings in first.probes.items():
-        for arm, models_of_arm in compared.items():
-            for seed, probed in models_of_arm.items():
-                label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
-                cells["probe", arm, str(seed), name] = functools.partial(
-                    results.obtain, probed, settings, queries[name], folder, label
-                )
-    for arm, of_arm in prepared.items():
-        for seed, model in of_arm.items():
-            cells["ablation", arm, str(seed)] = functools.partial(
-                ablation_results.obtain, model, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"
-            )
-    for arm, config in configs.items() if pairs else ():
-        for seed in config.seeds:
-            place = _checkpoint(arm, seed, config, workdir)
-            for step in pair_results.steps_of(place, config.step, config.minimal_pairs):
-                cells["minimal_pairs", arm, str(seed), str(step)] = functools.partial(
-                    pair_results.obtain, place, step, pairs, workdir, f"{arm}-seed{seed}"
-                )
-    return cells
+
+def _pair_cells(arm: str, config: ProbingConfig, pairs: Sequence[Pair], workdir: epath.Path) -> list[list[PairsCell]]:
+    """Return, for each model of an arm, the cells of its checkpoints that score minimal pairs."""
+    places = {seed: _checkpoint(arm, seed, config, workdir) for seed in config.seeds}
+    return [
+        [
+            pair_results.cell(place, step, pairs, f"{arm}-seed{seed}")
+            for step in pair_results.steps_of(place, config.step, config.minimal_pairs)
+        ]
+        for seed, place in places.items()
+    ]
 
 
 def _check_word_heads(
-    configs: Mapping[str, ProbingConfig], trained: Mapping[str, Mapping[epath.Path, ExperimentConfig]]
+    configs: Mapping[str, ProbingConfig], experiments: Mapping[str, Sequence[ExperimentConfig]]
 ) -> None:
     """Raise ValueError if a model has no head for masked words, or will be trained without one."""
     for config in configs.values():
@@ -207,9 +214,7 @@ def _check_word_heads(
             if (place := config.checkpoint_of(seed)) is not None:
                 opening.open_masked_lm(place, config.step)
                 pair_results.steps_of(place, config.step, config.minimal_pairs)
-    ablation_results.check_training(
-        {arm: list(folders.values()) for arm, folders in trained.items()}, "minimal pairs need"
-    )
+    ablation_results.check_training(experiments, "minimal pairs need")
 
 
 def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
@@ -253,18 +258,18 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
     return by_arm
 
 
-def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
-    """Return {run directory: config} of the runs that are trained before an arm is probed.
+def _training(arm: str, config: ProbingConfig) -> list[TrainingCell]:
+    """Return the cells of the runs that are trained before an arm is probed, one for each seed.
 
     Raises ValueError if the config file that trains them sets a seed that none of them would have.
     """
     if config.train is None:
-        return {}
+        return []
     trained = config_files.load(config.train).settings
     if not isinstance(trained, ExperimentConfig):
         raise ValueError(f"train={config.train} must be a config for pre-training, such as quickstart:arm=ag")
     arms.check_seed(trained, config.seeds, "seeds")
-    return {workdir / f"{arm}-seed{seed}": dataclasses.replace(trained, seed=seed) for seed in config.seeds}
+    return [TrainingCell(f"{arm}-seed{seed}", dataclasses.replace(trained, seed=seed)) for seed in config.seeds]
 
 
 def _write_report(

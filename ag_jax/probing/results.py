@@ -1,11 +1,9 @@
-"""Scores of one model on one probe, measured once and stored, with a file of arrays for each mode.
-
-Stored scores are used again if the model, the tokenizer, the texts and the settings are those they were measured with.
-"""
+"""Scores of one model on one probe: a cell that is measured once and stored, with a file of arrays for each mode."""
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from etils import epath
 
 from ag_jax.data.probes.queries import Probe
 from ag_jax.grid import store
-from ag_jax.grid.store import Artifact, Result
+from ag_jax.grid.cells import Artifact, Cell, Result
 from ag_jax.probing import measuring
 from ag_jax.probing.config import Mode, ProbeConfig
 from ag_jax.probing.measuring import ARRAYS, Measured
@@ -39,34 +37,45 @@ class ProbeResult:
     modes: dict[Mode, Measured]
 
 
-def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath.Path, label: str) -> ProbeResult:
-    """Return the scores of a model on a probe, from `folder` if they are stored there, otherwise measured and stored.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProbeCell(Cell):
+    """A probe of a model.
 
-    Stored scores are used if model, tokenizer, texts and settings are the same and the files are undamaged.
-
-    label: name of model and probe, for progress.
+    probed: the model.
+    config: settings of the probe.
+    probe: the queries, made for the tokenizer of the model.
     """
-    questions = [[window.words for window in probe.windows], [list(vars(query).values()) for query in probe.queries]]
-    inputs = {
-        "model": store.digest(probed.digest, probed.longest),
-        "text": store.digest(questions, probe.before),
-        "settings": store.digest(VERSION, dataclasses.asdict(config)),
-    }
 
-    def measure() -> Result:
-        convention = Convention(config.from_word, config.to_word, config.transposed)
-        modes = measuring.measure(probed, probe, config.modes, convention, progress=_progress(label))
-        dropped = {mode: dict(of.dropped) for mode, of in modes.items()}
-        artifacts: dict[str, Artifact] = {
-            mode: store.write_arrays(folder, f"{mode}.npz", _arrays(of)) for mode, of in modes.items()
+    probed: ProbedModel
+    config: ProbeConfig
+    probe: Probe
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Digests of the model, of the queries with their windows, and of the settings."""
+        windows = [window.words for window in self.probe.windows]
+        queries = [list(vars(query).values()) for query in self.probe.queries]
+        return {
+            "model": store.digest(self.probed.digest, self.probed.longest),
+            "text": store.digest([windows, queries], self.probe.before),
+            "settings": store.digest(VERSION, dataclasses.asdict(self.config)),
         }
-        facts = {"model": probed.description, "dropped": dropped}
-        return Result(inputs, facts, artifacts)
 
-    def load(result: Result) -> dict[Mode, Measured]:
-        return {mode: _read(folder, mode, result) for mode in config.modes}
+    def compute(self, directory: epath.Path) -> Result:
+        """Measure the scores of all heads in all modes."""
+        config = self.config
+        convention = Convention(config.from_word, config.to_word, config.transposed)
+        modes = measuring.measure(self.probed, self.probe, config.modes, convention, progress=_progress(self.path))
+        artifacts: dict[str, Artifact] = {
+            mode: store.write_arrays(directory, f"{mode}.npz", _arrays(of)) for mode, of in modes.items()
+        }
+        dropped = {mode: dict(of.dropped) for mode, of in modes.items()}
+        return Result({"model": self.probed.description, "dropped": dropped}, artifacts)
 
-    return ProbeResult(probed, config, probe, store.measured(folder, inputs, measure, load))
+    def read(self, directory: epath.Path, result: Result) -> ProbeResult:
+        """Return the scores that a result and its files hold."""
+        modes = {mode: _read(directory, mode, result) for mode in self.config.modes}
+        return ProbeResult(self.probed, self.config, self.probe, modes)
 
 
 def _progress(label: str) -> Callable[[int, int], None]:

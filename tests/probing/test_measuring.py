@@ -8,6 +8,8 @@ import pytest
 from etils import epath
 
 from ag_jax.data.probes.queries import Query
+from ag_jax.grid import run as grid
+from ag_jax.grid.cells import Stage
 from ag_jax.probing import measuring, results, scores, summary
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import encode
@@ -115,8 +117,9 @@ def test_what_was_measured_is_measured_again_only_if_it_would_differ(measured, t
     made = {"probed": examples.probed(), "config": config, "probe": examples.probe()}
 
     def is_measured(**other):
-        before, found = len(asked), results.obtain(**made | other, folder=folder, label="")
-        for mode, of in found.modes.items():
+        before, cell = len(asked), results.ProbeCell("x", **made | other)
+        table = grid.run(lambda _: Stage([cell]), folder.parent)
+        for mode, of in cell.read(folder, table["x"]).modes.items():
             np.testing.assert_equal(vars(of), vars(measured[mode]))
         return len(asked) > before
 

@@ -1,9 +1,7 @@
-"""Head ablation of the models of a comparison: open each model, measure it on its texts, and store the result.
-
-Stored results are used again if model, texts and masks are those they were measured with.
-"""
+"""Head ablation of the models of a comparison: open each model, and measure it on its texts, as a stored cell."""
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +11,7 @@ from etils import epath
 from ag_jax.analysis.maps import Assignment
 from ag_jax.data.probes import files
 from ag_jax.grid import store
-from ag_jax.grid.store import Result
+from ag_jax.grid.cells import Cell, Result
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import workloads
@@ -112,31 +110,37 @@ def prepare(
     }
 
 
-def obtain(prepared: Prepared, assignment: Assignment, workdir: epath.Path, name: str) -> Ablated:
-    """Return the head ablation of a model: read from `workdir` if it is stored there, otherwise measured and stored.
+@dataclasses.dataclass(frozen=True, eq=False)
+class AblationCell(Cell):
+    """Head ablation of a model.
 
-    Stored losses are used if model, texts and masks are the same and the files are undamaged.
-
+    prepared: the model and its texts.
     assignment: see `Ablated`.
-    name: name of the model, for its folder and for progress.
     """
-    folder = workdir / FOLDER / name
-    opened, data = prepared.opened, prepared.data
-    texts_digest = data.digest()
-    inputs = {"model": opened.digest(), "text": texts_digest, "settings": store.digest(VERSION)}
 
-    def measure() -> Result:
-        ablation = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
-        arrays = store.write_arrays(folder, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
-        facts = {"model": opened.description, "metric": ablation.metric.metric}
-        return Result(inputs, facts, {"losses": arrays})
+    prepared: Prepared
+    assignment: Assignment
 
-    def load(result: Result) -> HeadAblation:
-        arrays = store.read_arrays(folder, result.artifacts["losses"])
-        return heads.of_sums(METRICS[result.facts["metric"]], data, **arrays)
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Digests of the model, of the texts with their masked words or labels, and of the version."""
+        opened, data = self.prepared.opened, self.prepared.data
+        return {"model": opened.digest(), "text": data.digest(), "settings": store.digest(VERSION)}
 
-    ablation = store.measured(folder, inputs, measure, load)
-    return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts_digest, ablation)
+    def compute(self, directory: epath.Path) -> Result:
+        """Measure the losses with and without each head."""
+        opened, data = self.prepared.opened, self.prepared.data
+        ablation = heads.ablate_trained(opened, data, progress=_progress(self.path))
+        arrays = store.write_arrays(directory, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
+        return Result({"model": opened.description, "metric": ablation.metric.metric}, {"losses": arrays})
+
+    def read(self, directory: epath.Path, result: Result) -> Ablated:
+        """Return the losses that a result and its file hold."""
+        opened, data = self.prepared.opened, self.prepared.data
+        arrays = store.read_arrays(directory, result.artifacts["losses"])
+        ablation = heads.of_sums(METRICS[result.facts["metric"]], data, **arrays)
+        tokenizer = opened.tokenizer.fingerprint()
+        return Ablated(opened.description, self.assignment, tokenizer, result.inputs["text"], ablation)
 
 
 def _called(config: AblationConfig) -> str:

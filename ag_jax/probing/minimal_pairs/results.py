@@ -1,11 +1,8 @@
-"""Minimal pairs scored by the models of a comparison, and at the checkpoints of their runs; results are stored.
-
-Stored scores are used again if model and pairs are those they were computed with.
-"""
+"""Minimal pairs scored by the models of a comparison, and at the checkpoints of their runs, as stored cells."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -14,7 +11,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import storage
 from ag_jax.grid import store
-from ag_jax.grid.store import Result
+from ag_jax.grid.cells import Cell, Result
 from ag_jax.interop import opening
 from ag_jax.pretraining import run_directory
 from ag_jax.probing import models
@@ -71,39 +68,61 @@ def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> l
     return list(saved)
 
 
-def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: epath.Path, name: str) -> Judged:
-    """Return the scores of all pairs by a model: read from `workdir` if they are stored there, otherwise computed.
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairsCell(Cell):
+    """Minimal pairs that a model scores.
 
-    checkpoint, step: directory of the model, and the step of a run's checkpoint, or None.
-    name: name of the model, for its folder and for progress.
+    checkpoint, run_step: directory of the model, and the step of a run's checkpoint, or None.
+    pairs: the pairs.
+    model: digest of the model, but not of its place: one that was moved is not scored again.
+    tokens, default: see `Judged`.
+    """
+
+    checkpoint: str
+    run_step: int | None
+    pairs: Sequence[Pair]
+    model: str
+    tokens: int | None
+    default: str
+
+    @property
+    def description(self) -> str:
+        """Where the model comes from, for people."""
+        return self.checkpoint if self.run_step is None else f"{self.checkpoint}, step {self.run_step:,}"
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Digests of the model, of the pairs and of the version."""
+        pairs = [dataclasses.astuple(pair) for pair in self.pairs]
+        return {"model": self.model, "text": store.digest(pairs), "settings": store.digest(VERSION)}
+
+    def compute(self, directory: epath.Path) -> Result:
+        """Score the sentences of all pairs."""
+        opened = opening.open_masked_lm(self.checkpoint, self.run_step)
+        scored = scoring.score(opened, self.pairs, scoring.show_progress(self.path))
+        scores = store.write_arrays(directory, "scores.npz", scored.scores)
+        facts = {"model": self.description, "unknown": scored.unknown, "too_long": scored.too_long}
+        return Result(facts, {"scores": scores})
+
+    def read(self, directory: epath.Path, result: Result) -> Judged:
+        """Return the scores that a result and its file hold."""
+        scores, facts = store.read_arrays(directory, result.artifacts["scores"]), result.facts
+        origin = self.description, self.run_step, self.tokens, self.default
+        return Judged(*origin, scores, facts["unknown"], facts["too_long"])
+
+
+def cell(checkpoint: str, step: int | None, pairs: Sequence[Pair], name: str) -> PairsCell:
+    """Return the cell of a model, which is opened, but not kept in memory.
+
+    checkpoint, step: directory of the model, and the step of a run's checkpoint, or None for the newest.
+    name: name of the model, for its folder.
 
     Raises NoWordHeadError for a model that does not predict masked words.
     """
     opened = opening.open_masked_lm(checkpoint, step)
-    of_run = opened.run
-    digest = models.digest(opened.model.config, opened.params, opened.tokenizer)
-    # Everything that the scores depend on, but not the model's place: a model that was moved is not scored again.
-    texts_digest = store.digest([dataclasses.astuple(pair) for pair in pairs])
-    inputs = {"model": digest, "text": texts_digest, "settings": store.digest(VERSION)}
-    run_step = None if of_run is None else of_run.step
-    folder = workdir / FOLDER / (name if run_step is None else f"{name}-step{run_step}")
-    description = str(checkpoint) if run_step is None else f"{checkpoint}, step {run_step:,}"
-    origin: dict[str, Any] = {
-        "description": description,
-        "step": run_step,
-        "tokens": None if of_run is None else run_directory.tokens_seen(of_run.workdir, of_run.step),
-        "default": scoring.default_score(opened.tokenizer),
-    }
-
-    def measure() -> Result:
-        label = name if run_step is None else f"{name}, step {run_step:,}"
-        scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
-        scores = store.write_arrays(folder, "scores.npz", scored.scores)
-        facts = {"model": description, "unknown": scored.unknown, "too_long": scored.too_long}
-        return Result(inputs, facts, {"scores": scores})
-
-    def load(result: Result) -> Judged:
-        scores = store.read_arrays(folder, result.artifacts["scores"])
-        return Judged(**origin, scores=scores, unknown=result.facts["unknown"], too_long=result.facts["too_long"])
-
-    return store.measured(folder, inputs, measure, load)
+    model = models.digest(opened.model.config, opened.params, opened.tokenizer)
+    default = scoring.default_score(opened.tokenizer)
+    if opened.run is None:
+        return PairsCell(f"{FOLDER}/{name}", checkpoint, None, pairs, model, None, default)
+    run_step, tokens = opened.run.step, run_directory.tokens_seen(opened.run.workdir, opened.run.step)
+    return PairsCell(f"{FOLDER}/{name}-step{run_step}", checkpoint, run_step, pairs, model, tokens, default)

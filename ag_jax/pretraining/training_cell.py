@@ -1,0 +1,62 @@
+"""The training of a run as a cell of an experiment."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+from etils import epath
+
+from ag_jax.distributed import hosts
+from ag_jax.grid import store
+from ag_jax.grid.cells import Cell, Result
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining import run, run_directory
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import schema
+from ag_jax.training.journal import NonFiniteError
+from ag_jax.training.wandb_run import Labels
+
+SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingCell(Cell):
+    """The training of a run, whose run directory is that of the cell. The facts of its result are the run's summary.
+
+    With other settings it is computed anew: training itself refuses those that the stored run does not have, and goes
+    on with more steps.
+
+    config: the settings of the run.
+    labels: group the run at Weights & Biases.
+    """
+
+    config: ExperimentConfig
+    labels: Labels = Labels()
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """A digest of the settings."""
+        return {"settings": store.digest(schema.to_dict(self.config))}
+
+    def check(self, workdir: epath.Path) -> None:
+        """Raise ValueError if the cell of an experiment cannot be trained; called before the first one is.
+
+        workdir: directory of the experiment.
+        """
+        directory = workdir / self.path
+        run_directory.check(self.config, directory)
+        if run_directory.is_begun(directory):
+            pretraining_corpus.check_files(self.config, directory)
+        run.check(self.config, directory)
+
+    def compute(self, directory: epath.Path) -> Result:
+        """Train or resume the run. If it diverges, or one machine has too little memory, that is the result."""
+        try:
+            return Result(run.train_held(self.config, directory, self.labels, self.until))
+        except NonFiniteError as error:
+            return Result(status="diverged", reason=str(error))
+        except jax.errors.JaxRuntimeError as error:
+            if SHORT_OF_MEMORY not in str(error) or hosts.count() > 1:  # the other hosts would wait for this one
+                raise
+            return Result(status="out_of_memory", reason=str(error))
