@@ -13,10 +13,10 @@ import collections
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import cells
+import evidence
 import pages
 import record
-from cells import Line
+from evidence import Line
 from finetuning_evidence import ARMS, record_of
 
 from ag_jax.analysis import markdown
@@ -161,7 +161,7 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
 
 def recorded() -> list[Line]:
     """Return the lines of all tasks."""
-    return [line for task in ARMS for line in cells.read(record_of(record.RESULTS, task))]
+    return [line for task in ARMS for line in evidence.read(record_of(record.RESULTS, task))]
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ out.
 Several processes may run the same command at once, each on cores of its own (`taskset --cpu-list 1 python ...`): every
 trial is trained by one of them.
 
-Every finished trial is a line of asa_real_weights_TASK.jsonl or asa_real_weights_selection.jsonl in the folder
---results, with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that
-have a line are skipped, others are resumed. A file with lines of another commit, and uncommitted changes, are errors
-(benchmarks/cells.py). `seconds` is the time of training alone, with compilation in the first trial of an arm; it means
+Every finished trial is a result in asa_real_weights_TASK/ or asa_real_weights_selection/ in the folder --results, with
+the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a result are
+skipped, others are resumed. Results of other code, and uncommitted changes, are errors (benchmarks/evidence.py).
+`seconds` is the time of training alone, with compilation in the first trial of an arm; it means
 little where the load average says that other programs ran. To give XLA huge pages on a CPU, as `ag-jax` does, set
 GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
@@ -34,11 +34,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import cells
+import evidence
 import jax
 import record
-from cells import Line
 from etils import epath
+from evidence import Line
 
 from ag_jax.analysis import attacks
 from ag_jax.data.tasks import catalogue, readers
@@ -64,7 +64,7 @@ HELD_OUT = 1_000  # the most held-out examples that the selection predicts
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(cells.Cell):
+class Cell(evidence.Point):
     """A trial that is recorded as one line.
 
     freelb_step: length of FreeLB's steps of ascent; None for other arms.
@@ -100,8 +100,8 @@ def planned(chosen: Chosen, task: str) -> list[Cell]:
 
 
 def record_of(folder: pathlib.Path, task: str) -> pathlib.Path:
-    """Return the file with the lines of a task: each has its own, because all lines of a file are of one commit."""
-    return folder / f"{NAME}_{task}.jsonl"
+    """Return the folder with the results of a task: each has its own, because all of a folder are of the same code."""
+    return folder / f"{NAME}_{task}"
 
 
 def rate_cells() -> list[Cell]:
@@ -242,7 +242,7 @@ def trained(
 ) -> Line:
     """Train the trial of a cell below `root`, resume it, or read it if it is done; return the results for its line.
 
-    lines: recorded lines of other cells.
+    lines: the lines of other cells.
     selecting: score on held-out training examples instead of the development set.
     """
     if cell.arm == "scheduled":
@@ -326,44 +326,53 @@ def needed(cell: Cell, chosen: Chosen) -> set[Cell]:
     return gate | ({chosen.cell(cell.task, "asa", cell.seed)} if cell.arm == "scheduled" else set())
 
 
-def run(of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None) -> None:
-    """Train the cells that have no line in the file `path`, and add the line of each as soon as it is done.
+def select(folder: pathlib.Path, options: argparse.Namespace) -> list[Line] | None:
+    """Train the cells of the selection; return their lines, None if other processes train the last.
 
-    A cell waits for those that it needs (`needed`), and one that another process trains is left to that process. The
-    function returns when every cell has a line or is left out: cells of a task at chance are, but for its gate.
-
-    chosen: values that the selection chose; None while it chooses, when cells are scored on held-out training examples
-        and none is left out.
+    They are scored on held-out training examples.
     """
-    # Below the commit, so that trials of another commit are never read or resumed.
-    root = epath.Path(options.workdir) / cells.commit(ROOT)[:12] / ("arms" if chosen else "selection")
-    told: set[str] = set()
 
-    def waiting(lines: Sequence[Line]) -> list[Cell]:
-        """Return the cells that have no line and whose task is not at chance; print, once, what is at chance."""
-        found = set(map(Cell.of, lines))
-        reasons = {
-            task: at_chance(task, lines, options.data) if chosen else None for task in {cell.task for cell in of}
-        }
-        for reason in set(filter(None, reasons.values())) - told:
+    def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+        """Return the cells of the learning rates, and when these are done, those of FreeLB's step size, too."""
+        is_last = set(rate_cells()) <= set(map(Cell.of, lines))
+        return [*rate_cells(), *(step_cells(rates(lines)[STEP_TASK]) if is_last else ())], is_last
+
+    return _run(folder, options, ready, selecting=True)
+
+
+def compare(task: str, folder: pathlib.Path, options: argparse.Namespace, chosen: Chosen) -> list[Line] | None:
+    """Train the cells of a task with the chosen values; return their lines, None if other processes train the last.
+
+    A cell waits for those that it needs (`needed`). If the task is at chance, only those of its gate are trained.
+    """
+    told: list[str] = []
+
+    def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+        """Return the cells that may begin; print, once, that the task is at chance."""
+        done, reason = set(map(Cell.of, lines)), at_chance(task, lines, options.data)
+        if reason and not told:
             print(reason, flush=True)
-            told.add(reason)
-        return [
-            cell
-            for cell in of
-            if cell not in found and (not reasons[cell.task] or (chosen and not needed(cell, chosen)))
-        ]
+            told.append(reason)
+        of = [cell for cell in planned(chosen, task) if cell in done or not reason or not needed(cell, chosen)]
+        may_begin = [cell for cell in of if needed(cell, chosen) <= done]
+        return may_begin, len(may_begin) == len(of)
 
-    def may_begin(cell: Cell, lines: Sequence[Line]) -> bool:
-        return chosen is None or needed(cell, chosen) <= set(map(Cell.of, lines))
+    return _run(folder, options, ready, selecting=False)
+
+
+def _run(
+    folder: pathlib.Path, options: argparse.Namespace, ready: evidence.Points[Cell], *, selecting: bool
+) -> list[Line] | None:
+    # Below the hash of the code, so that trials of other code are never read or resumed.
+    root = epath.Path(options.workdir) / evidence.package_hash(ROOT) / ("selection" if selecting else "arms")
 
     def measure(cell: Cell, lines: Sequence[Line]) -> Line:
-        line = trained(cell, options, root, lines, selecting=chosen is None)
+        line = trained(cell, options, root, lines, selecting=selecting)
         what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
-        print(f"{of.index(cell) + 1} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
+        print(f"{cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
         return line
 
-    cells.share(path, ROOT, root, waiting, measure, lambda cell: cell.name, may_begin)
+    return evidence.run(folder, pathlib.Path(__file__), ready, measure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -381,18 +390,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         setattr(options, name, str(pathlib.Path(getattr(options, name)).expanduser().resolve()))
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
-    folder = pathlib.Path(options.results).expanduser()
-    selection = folder / f"{NAME}_selection.jsonl"
+    folder = pathlib.Path(options.results).expanduser().resolve()
+    selection = folder / f"{NAME}_selection"
     if options.select:
-        run(rate_cells(), selection, options, None)
-        run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, None)
-        print(choose(cells.read(selection)))
+        if (lines := select(selection, options)) is not None:
+            print(choose(lines))
         return
-    chosen = choose(cells.read(selection))
+    chosen = choose(evidence.read(selection))
     for task in options.tasks:
-        run(planned(chosen, task), record_of(folder, task), options, chosen)
         scores = collections.defaultdict(list)
-        for line in cells.read(record_of(folder, task)):
+        for line in compare(task, record_of(folder, task), options, chosen) or ():
             if "failed" not in line:
                 scores[line["arm"]].append(primary(line))
         for arm, values in scores.items():
@@ -401,7 +408,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     try:
-        cells.check_import(ROOT)
         main()
     except Interrupted as stopped:
         sys.exit(f"{stopped}. Run the same command again to resume")

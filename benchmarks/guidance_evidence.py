@@ -8,16 +8,16 @@ search tried the same ones. Then all combinations of positions, norm, optimizer 
 seeds, and each pattern alone with both kinds of positions (post-norm, AdamW). The runs of the selection with the chosen
 rates are among these.
 
-A run is a line of guidance_modern.jsonl in the folder --results: losses, the step at which it left the plateau, and the
+A run is a result in guidance_modern/ in the folder --results: losses, the step at which it left the plateau, and the
 attention that the best head of each layer gives to the next, the previous and the first token (`mass`). Runs that have
-a line are skipped, others are resumed; several processes may share the work, each on cores of its own (`taskset
+a result are skipped, others are resumed; several processes may share the work, each on cores of its own (`taskset
 --cpu-list 1 python ...`). With --blimp, the folder `data` of BLiMP, a second pass scores pairs of each paradigm
-(`--pairs`) with every recorded run, which must still be in the folder --workdir, where each commit has a folder of its
-own; these lines are in guidance_modern_blimp.jsonl. With --rates, the command trains the arms without guidance and with
-all patterns at more learning rates instead (post-norm, seed 0, both kinds of positions, both optimizers); these lines
-are in guidance_modern_rates.jsonl. With --depths, it trains the quickstart's two arms with 8, 12 and 16 layers, each
-with and without warm-up, and three seeds; these lines are in guidance_depth.jsonl. A file with lines of another commit,
-and uncommitted changes, are errors (benchmarks/cells.py).
+(`--pairs`) with every recorded run, which must still be in the folder --workdir, where each version of the code has a
+folder of its own; these results are in guidance_modern_blimp/. With --rates, the command trains the arms without
+guidance and with all patterns at more learning rates instead (post-norm, seed 0, both kinds of positions, both
+optimizers); these results are in guidance_modern_rates/. With --depths, it trains the quickstart's two arms with 8, 12
+and 16 layers, each with and without warm-up, and three seeds; these results are in guidance_depth/. Results of other
+code, and uncommitted changes, are errors (benchmarks/evidence.py).
 
 Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
 uses; 72 runs, and 32 with --rates. With --depths, 36 runs of four to eight minutes.
@@ -32,14 +32,14 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import cells
+import evidence
 import jax
 import numpy as np
 import record
-from cells import Line
 from etils import epath
+from evidence import Line
 
 from ag_jax.analysis import maps
 from ag_jax.attention.assignment import Assignment
@@ -72,7 +72,7 @@ MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(cells.Cell):
+class Cell(evidence.Point):
     """A run that is recorded as one line."""
 
     positions: str
@@ -91,7 +91,7 @@ class Cell(cells.Cell):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthCell(cells.Cell):
+class DepthCell(evidence.Point):
     """A run of the quickstart with another number of layers or warm-up steps that is recorded as one line."""
 
     layers: int
@@ -103,9 +103,6 @@ class DepthCell(cells.Cell):
         """Return the config of the run."""
         overrides = {"model.layers": self.layers, "optimizer.warmup_steps": self.warmup_steps, "seed": self.seed}
         return _parsed(f"quickstart:arm={self.arm}", overrides)
-
-
-AnyCell = TypeVar("AnyCell", Cell, DepthCell)
 
 
 def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
@@ -164,10 +161,10 @@ def by_rate() -> list[Cell]:
     ]
 
 
-def waiting(lines: Sequence[Line]) -> list[Cell]:
-    """Return the cells that have no line: those of the selection, and when these are done, the others."""
+def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+    """Return the cells of the selection, and when these are done, all others; whether no others follow."""
     rates = choose(lines)
-    return without_line(selection() if rates is None else planned(rates), lines)
+    return (selection(), False) if rates is None else ([*selection(), *planned(rates)], True)
 
 
 def by_depth() -> list[DepthCell]:
@@ -179,12 +176,6 @@ def by_depth() -> list[DepthCell]:
         for warmup_steps in WARMUPS
         for arm in DEPTH_ARMS
     ]
-
-
-def without_line(of: Sequence[AnyCell], lines: Iterable[Line]) -> list[AnyCell]:
-    """Return the cells that have no line. All are of one class."""
-    found = {type(of[0]).of(line) for line in lines} if of else set()
-    return [cell for cell in of if cell not in found]
 
 
 def trained(cell: Cell | DepthCell, lines: Sequence[Line], root: epath.Path) -> Line:
@@ -261,36 +252,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
-    folder = pathlib.Path(options.results).expanduser()
-    path = folder / f"{NAME}.jsonl"
-    # Below the commit, so that runs of another commit are never read or resumed.
-    root = epath.Path(options.workdir).expanduser().resolve() / cells.commit(ROOT)[:12]
+    folder, program = pathlib.Path(options.results).expanduser().resolve(), pathlib.Path(__file__)
+    # Below the hash of the code, so that runs of other code are never read or resumed.
+    root = epath.Path(options.workdir).expanduser().resolve() / evidence.package_hash(ROOT)
     train = functools.partial(trained, root=root)
     if options.rates or options.depths:
-        of, name = (by_rate(), f"{NAME}_rates") if options.rates else (by_depth(), DEPTH_NAME)
-        cells.share(
-            folder / f"{name}.jsonl", ROOT, root, functools.partial(without_line, of), train, lambda cell: cell.name
-        )
+        name, of = (f"{NAME}_rates", by_rate()) if options.rates else (DEPTH_NAME, by_depth())
+        evidence.run(folder / name, program, lambda lines: (of, True), train)
         return
     if not options.blimp:
-        cells.share(path, ROOT, root, waiting, train, lambda cell: cell.name)
+        evidence.run(folder / NAME, program, ready, train)
         return
     pairs = minimal_pairs.read(options.blimp, options.pairs)
-    rates = choose(cells.read(path))
+    lines = evidence.read(folder / NAME)
+    rates = choose(lines)
     if rates is None:
-        sys.exit(f"{path} lacks runs of the selection: run this command without --blimp first")
-
-    def unscored(lines: Sequence[Line]) -> list[Cell]:
-        done = {Cell.of(line) for line in cells.read(path) if "failed" not in line}
-        return without_line([cell for cell in planned(rates) if cell in done], lines)
-
-    measure = functools.partial(judged, root=root, pairs=pairs)
-    cells.share(folder / f"{NAME}_blimp.jsonl", ROOT, root / "blimp", unscored, measure, lambda cell: cell.name)
+        sys.exit(f"{folder / NAME} lacks runs of the selection: run this command without --blimp first")
+    done = {Cell.of(line) for line in lines if "failed" not in line}
+    scored = [cell for cell in planned(rates) if cell in done]
+    judge = functools.partial(judged, root=root, pairs=pairs)
+    evidence.run(folder / f"{NAME}_blimp", program, lambda lines: (scored, True), judge)
 
 
 if __name__ == "__main__":
     try:
-        cells.check_import(ROOT)
         main()
     except Interrupted as stopped:
         sys.exit(f"{stopped}. Run the same command again to resume")

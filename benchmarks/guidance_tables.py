@@ -17,10 +17,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import cells
+import evidence
 import numpy as np
 import pages
-from cells import Line
+from evidence import Line
 from guidance_evidence import (
     ARMS,
     DEPTH_ARMS,
@@ -311,7 +311,7 @@ def recorded() -> list[Any]:
     names = (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
     search = RECORDS / f"{SEARCH}.json"
     found = json.loads(search.read_text()) if search.exists() else None
-    return [*(cells.read(RECORDS / f"{name}.jsonl") for name in names), found]
+    return [*(evidence.read(RECORDS / name) for name in names), found]
 
 
 if __name__ == "__main__":

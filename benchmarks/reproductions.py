@@ -21,7 +21,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import cells
+import evidence
 import pages
 
 from ag_jax.analysis import markdown
@@ -64,11 +64,11 @@ _ON_REAL_WEIGHTS = tuple(config for config in SMALL["asa/real_weights"] if confi
 # Records that scripts made, and the configs whose experiments they repeat.
 SCRIPTS = {
     "adversarial_step-cpu.json": ("asa/figure4_speed",),
-    "asa_real_weights_cola.jsonl": _ON_REAL_WEIGHTS,
-    "asa_real_weights_sst2.jsonl": SMALL["asa/real_weights"],
-    "asa_real_weights_wnut17.jsonl": _ON_REAL_WEIGHTS,
-    "guidance_depth.jsonl": ("ag/table3_language_modeling",),
-    "guidance_modern.jsonl": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
+    "asa_real_weights_cola": _ON_REAL_WEIGHTS,
+    "asa_real_weights_sst2": SMALL["asa/real_weights"],
+    "asa_real_weights_wnut17": _ON_REAL_WEIGHTS,
+    "guidance_depth": ("ag/table3_language_modeling",),
+    "guidance_modern": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
     "guidance_novels.json": ("ag/table3_language_modeling",),
 }
 # The arms of experiments whose configs cannot be loaded without files, and of those that fine-tuning on real weights
@@ -159,9 +159,9 @@ def records() -> Iterator[Record]:
             if word.startswith("--config=") and "plan" not in words:  # `ag-jax plan` compiles and trains nothing
                 yield from _of_command(word.removeprefix("--config="), path, content)
     for name, configs in SCRIPTS.items():
-        path = ROOT / RESULTS / name
+        path = ROOT / RESULTS / name if name.endswith(".json") else evidence.place(ROOT / RESULTS / name)
         if path.exists():
-            lines = cells.read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text())]
+            lines = [json.loads(path.read_text())] if path.suffix == ".json" else evidence.read(path)
             arms = {line["arm"] for line in lines if "arm" in line}
             for config in configs:
                 planned = ARMS.get(config)

@@ -8,7 +8,7 @@ as a loop. With `strong` scaling the batch is the config's on all slices, in mic
 with 12 layers, and 16 with 24. With `weak` scaling, of RoBERTa-12 alone, the batch grows with the slice, 32 sequences a
 chip. No TPU is needed, but libtpu: `pip install '.[tpu]'`.
 
-Adds a line for each step to benchmarks/results/scaling.jsonl, and skips those that the file has.
+Writes a result for each step below benchmarks/results/scaling/, and skips those that are there.
 """
 
 import argparse
@@ -17,15 +17,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import cells
-import jax
+import evidence
 
 from ag_jax.planning import compilation, plan, topology
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import config_files, schema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "scaling.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 # Config, and sequences of a microbatch on a chip.
 MODELS = {
     "roberta_12": ("ag/table9_tpu_gpu:hardware=tpu,arm=ag", 32),
@@ -36,29 +35,31 @@ SLICES = (("8x8", 2), ("16x16", 2))  # shape and number
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(evidence.Point):
     """A step that is compiled.
 
+    generation: generation of TPUs, such as v5e.
     scaling: `strong` with the batch of the config, `weak` with as many sequences on each chip.
     """
 
+    generation: str
     model: str
     scaling: str
     shape: str
     slices: int
 
 
-def planned(models: list[str]) -> Iterator[Cell]:
+def planned(generation: str, models: list[str]) -> Iterator[Cell]:
     """Yield the cells in the order of their chips; a batch must have a sequence for each chip."""
     for shape, slices in [*((shape, 1) for shape in SHAPES), *SLICES]:
         for model in models:
-            yield Cell(model, "strong", shape, slices)
-            if model == "roberta_12":
-                yield Cell(model, "weak", shape, slices)
+            of = [Cell(generation, model, scaling, shape, slices) for scaling in ("strong", "weak")]
+            yield from (cell for cell in (of if model == "roberta_12" else of[:1]) if config_of(cell) is not None)
 
 
-def config_of(cell: Cell, chips: int) -> ExperimentConfig | None:
+def config_of(cell: Cell) -> ExperimentConfig | None:
     """Return the config of a step; None if the batch has fewer sequences than there are chips."""
+    chips = topology.parse(f"{cell.generation}:{cell.shape}", cell.slices).chips
     source, rows = MODELS[cell.model]
     values = config_files.read(source)
     values.model.scan_layers = True
@@ -70,10 +71,17 @@ def config_of(cell: Cell, chips: int) -> ExperimentConfig | None:
     return schema.parse(ExperimentConfig, values)
 
 
-def measure(config: ExperimentConfig, of: topology.Topology, devices: list[jax.Device]) -> dict[str, Any]:
+def measure(cell: Cell) -> dict[str, Any]:
     """Compile one step; return its memory, and bounds and forecast of its time, in bytes and seconds."""
-    step = compilation.compile_step(config, of, devices)
-    sizes = {"batch_size": config.training.batch_size, "microbatches": config.training.microbatches}
+    of, config = topology.parse(f"{cell.generation}:{cell.shape}", cell.slices), config_of(cell)
+    assert config is not None
+    step = compilation.compile_step(config, of, of.compile_only_devices())
+    sizes = {
+        "compiler": topology.versions(),
+        "chips": of.chips,
+        "batch_size": config.training.batch_size,
+        "microbatches": config.training.microbatches,
+    }
     if isinstance(step, compilation.TooLarge):
         return sizes | {"fits": False, "needed_bytes": step.needed, "available_bytes": step.available}
     found = plan.estimates(config, of, step)
@@ -102,21 +110,9 @@ def main() -> None:
     parser.add_argument("--generation", default="v5e")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     given = parser.parse_args()
-    cells.check_import(ROOT)
-    cells.check(RESULTS, ROOT)
     topology.silence_libtpu()
-    for cell in planned(given.models):
-        named = {"generation": given.generation, **dataclasses.asdict(cell)}
-        done = [{name: line[name] for name in named} for line in cells.read(RESULTS)]
-        of = topology.parse(f"{given.generation}:{cell.shape}", cell.slices)
-        config = config_of(cell, of.chips)
-        if config is None or named in done:
-            continue
-        devices = of.compile_only_devices()  # before `stamp`, which would load libtpu without its flags for schedules
-        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips}
-        line |= measure(config, of, devices)
-        cells.append(RESULTS, line, ROOT)
-        print(line, flush=True)
+    points = list(planned(given.generation, given.models))
+    evidence.run(RESULTS, pathlib.Path(__file__), lambda lines: (points, True), lambda cell, _: measure(cell))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The experiment on real weights, with trials that train nothing: what is run, skipped, refused and recorded."""
 
-import subprocess
-
 import pytest
 
 from ag_jax.data.tasks import catalogue
@@ -11,54 +9,7 @@ from ag_jax.finetuning.config import Recipe
 from tests import scripts
 from tests.finetuning import tiny_tasks
 
-cells, evidence, record = scripts.load("cells", "finetuning_evidence", "record")
-
-
-def git(root, *arguments):
-    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """A clone with one commit of a package, its configs, and a page."""
-    root = tmp_path / "clone"
-    for name in ("ag_jax/a.py", "configs/b.py", "docs/c.md"):
-        (root / name).parent.mkdir(parents=True)
-        (root / name).write_text("x = 1\n")
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "first")
-    return root
-
-
-def test_lines_are_added_at_one_commit_alone(clone, tmp_path):
-    path, first = tmp_path / "results" / "x.jsonl", cells.commit(clone)
-    assert cells.read(path) == []
-    for seed in range(2):
-        cells.append(path, {"seed": seed, "commit": first}, clone)
-    lines = [{"seed": 0, "commit": first}, {"seed": 1, "commit": first}]
-    assert cells.read(path) == lines and [each.name for each in path.parent.iterdir()] == ["x.jsonl"]
-    (clone / "docs/c.md").write_text("changed")
-    git(clone, "commit", "-qam", "second")
-    with pytest.raises(ValueError, match=f"x.jsonl has cells of commit {first}"):
-        cells.append(path, {"seed": 2, "commit": cells.commit(clone)}, clone)
-    with pytest.raises(ValueError, match=f"was at {first}"):
-        cells.append(tmp_path / "y.jsonl", {"seed": 2, "commit": first}, clone)
-    assert cells.read(path) == lines and not (tmp_path / "y.jsonl").exists()
-    path.write_text(path.read_text() + '{"seed": ')
-    with pytest.raises(ValueError, match="x.jsonl, line 3"):
-        cells.read(path)
-
-
-def test_nothing_is_recorded_of_code_that_is_not_committed(clone, tmp_path):
-    (clone / "docs/c.md").write_text("a page is no code")
-    cells.check(tmp_path / "x.jsonl", clone)
-    for name in ("ag_jax/a.py", "ag_jax/new.py", "configs/b.py"):
-        (clone / name).write_text("x = 2\n")
-        with pytest.raises(ValueError, match=f"uncommitted .*{name}"):
-            cells.append(tmp_path / "x.jsonl", {"commit": cells.commit(clone)}, clone)
-    assert not (tmp_path / "x.jsonl").exists()
+evidence = scripts.load("finetuning_evidence")
 
 
 def line_of(cell, score, split="held_out", **more):

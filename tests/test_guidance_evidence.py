@@ -10,7 +10,7 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import workloads
 from tests import scripts
 
-cells, evidence = scripts.load("cells", "guidance_evidence")
+evidence = scripts.load("guidance_evidence")
 RATES = {("post", "adamw"): 2e-3, ("post", "muon"): 1e-3, ("pre", "adamw"): 4e-3, ("pre", "muon"): 2e-3}
 
 
@@ -23,9 +23,10 @@ def test_the_selection_takes_the_lowest_loss():
     """One run of each rate but those that are known; a run that failed is not chosen. Then all other cells wait."""
     assert len(evidence.selection()) == 9
     lines = [line_of(cell) for cell in evidence.selection()]
-    assert evidence.waiting([]) == evidence.selection() and evidence.choose(lines[1:]) is None
+    assert evidence.ready([]) == (evidence.selection(), False) and evidence.choose(lines[1:]) is None
     assert evidence.choose(lines) == RATES
-    assert len(evidence.waiting(lines)) == 66 - 3, "three runs of the selection are among them"
+    cells, is_last = evidence.ready(lines)
+    assert is_last and len(set(cells)) == 9 + 66 - 3, "three runs of the selection are among the others"
     of_muon = [line for line in lines if (line["norm"], line["optimizer"]) == ("pre", "muon")]
     best = next(line for line in of_muon if line["learning_rate"] == 2e-3)
     best["failed"] = best.pop("validation_loss") and "the loss is not finite"

@@ -52,7 +52,7 @@ ARROWS = {
     "main": {"command_line", "interruption"},
     "configs": {"settings", "pretraining", "probing", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "settings", "analysis", "pretraining", "planning"}
-    | {"interop", "finetuning", "distributed", "probing", "evaluation"},
+    | {"interop", "finetuning", "distributed", "grid", "probing", "evaluation"},
 }
 MOST_ARROWS, MOST_FLOORS = 95, 11  # three for `grid`, until it takes the place of others
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package

@@ -1,0 +1,182 @@
+"""Evidence: results of long experiments, with the code that ran, stored cell by cell in folders that are committed.
+
+A point of an experiment, such as an arm with a seed, is a cell (`ag_jax.grid`) whose result is a line: a dictionary
+with the fields of the point, what was measured, and where it comes from. A program that is stopped and started again,
+or runs several times at once, computes every point once. Results of different code are never in one folder, and code
+that is not committed records nothing.
+
+Experiments that were recorded before are files of JSON lines, `NAME.jsonl` in place of the folder `NAME`.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import record
+from etils import epath
+
+import ag_jax
+from ag_jax.grid import run as grid
+from ag_jax.grid import store
+from ag_jax.grid.cells import Cell, Result, Stage, Table
+
+Line = dict[str, Any]
+CODE = ("ag_jax", "configs")  # the package; config files are part of it
+PROGRAMS = "benchmarks/*.py"  # which decide what is run
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of an experiment, whose line has all of its fields; each experiment adds its own."""
+
+    @classmethod
+    def of(cls, line: Line) -> Self:
+        """Return the point that a line records."""
+        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def name(self) -> str:
+        """A name that may be that of a folder."""
+        return "-".join(map(str, dataclasses.astuple(self)))
+
+
+AnyPoint = TypeVar("AnyPoint", bound=Point)
+# The lines so far -> the points that may be computed now, also those that have a line, and whether no others follow.
+Points = Callable[[Sequence[Line]], tuple[Sequence[AnyPoint], bool]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PointCell(Cell):
+    """A point of an experiment as a cell; a result of other code is an error.
+
+    point: the point.
+    measure: returns what the line of the point has beside its fields and its origin; `failed`, if it failed, says why.
+    program: file of the program that measures it.
+    """
+
+    point: Point
+    measure: Callable[[], Line]
+    program: pathlib.Path
+
+    on_change: ClassVar[Literal["redo", "refuse"]] = "refuse"
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Hashes of the package and of the program."""
+        return {"code": package_hash(_root(self.program)), "program": store.digest(self.program.read_text())}
+
+    def compute(self, directory: epath.Path) -> Result:
+        """Measure the point. Raises ValueError if the code is not committed, or changes meanwhile."""
+        root, inputs = check(self.program), self.inputs
+        line = dataclasses.asdict(self.point) | self.measure()
+        package_hash.cache_clear()
+        if self.inputs != inputs:
+            raise ValueError(f"the code of {root} was changed while this program ran: start it again")
+        line |= stamp(root)
+        return Result(line, status="diverged" if "failed" in line else "done", reason=line.get("failed"))
+
+
+def run(
+    folder: pathlib.Path,
+    program: pathlib.Path,
+    points: Points[AnyPoint],
+    measure: Callable[[AnyPoint, Sequence[Line]], Line],
+) -> list[Line] | None:
+    """Compute the points of an experiment that have no line yet; return the lines of all.
+
+    The result is None if other processes compute what is left.
+
+    folder: the folder of the experiment's results.
+    program: the file of the program, in the clone whose code is run.
+    points: which points may be computed; see `Points`.
+    measure: a point and the lines so far -> what its line has beside its fields and its origin.
+    """
+    check(program)
+    cells: dict[AnyPoint, PointCell] = {}
+
+    def cell(point: AnyPoint) -> PointCell:
+        if point not in cells:
+            cells[point] = PointCell(point.name, point, lambda: measure(point, read(folder)), program)
+        return cells[point]
+
+    def plan(table: Table) -> Stage:
+        ready, is_last = points([dict(result.facts) for result in table.values()])
+        return Stage(list(map(cell, ready)), is_last)
+
+    table = grid.run(plan, epath.Path(folder))
+    return None if table is None else [dict(result.facts) for result in table.values()]
+
+
+def read(folder: pathlib.Path) -> list[Line]:
+    """Return the lines of an experiment, from its folder or from the older `NAME.jsonl`; none if it was never run.
+
+    Raises ValueError if a result is damaged.
+    """
+    path = place(folder)
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    results = [store.read(epath.Path(cell)) for cell in sorted(path.iterdir())] if path.exists() else []
+    return [dict(result.facts) for result in results if result is not None]
+
+
+def place(folder: pathlib.Path) -> pathlib.Path:
+    """Return the folder with the results of an experiment, or the older `NAME.jsonl` if there is no folder."""
+    older = folder.with_suffix(".jsonl")
+    return older if older.exists() and not folder.exists() else folder
+
+
+def check(program: pathlib.Path) -> pathlib.Path:
+    """Return the clone of a program. Raises ValueError if its results may not be recorded.
+
+    That is so if the package that Python imports is not that of the clone, or if the code has changes that are not
+    committed, so that no commit says what ran.
+    """
+    root = _root(program)
+    package = pathlib.Path(ag_jax.__file__).resolve()
+    if not package.is_relative_to(root.resolve()):
+        raise ValueError(f"{package} is not in the clone {root}, whose commit would be recorded: set PYTHONPATH={root}")
+    if changed := _git(root, "status", "--porcelain", "--", *CODE, PROGRAMS).splitlines():
+        raise ValueError(
+            f"{root} has uncommitted changes of the code, so its commit does not say what ran: "
+            f"{', '.join(line[3:] for line in changed[:5])}; commit them, or take a clone of their own for results"
+        )
+    return root
+
+
+def stamp(root: pathlib.Path) -> Line:
+    """Return what every line has to say of its origin: command, commit, hash of the code, device and versions."""
+    return {
+        "command": record.command(),
+        "commit": _git(root, "rev-parse", "HEAD").strip(),
+        "package": package_hash(root),
+        **record.machine(),
+    }
+
+
+@functools.cache
+def package_hash(root: pathlib.Path) -> str:
+    """Return a hash of the code: of the names and contents of all Python files of the package and its configs."""
+    hashed = hashlib.sha256()
+    for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
+        content = path.read_bytes()
+        hashed.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return hashed.hexdigest()[:16]
+
+
+def _root(program: pathlib.Path) -> pathlib.Path:
+    return program.resolve().parent.parent
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(
+            f"{root} must be a git clone, whose commit is recorded with each result: git {arguments[0]} failed there "
+            f"({error})"
+        ) from error
