@@ -655,7 +655,7 @@ BUGS = (
     Bug(
         "a suite does not notice a process that works at one of its trials",
         "ag_jax/finetuning/suite.py",
-        "trial.is_begun(path) or lock.is_held(path)",
+        "trial.is_begun(path) or lock.is_held(path / lock.FILE)",
         "trial.is_begun(path)",
         "tests/finetuning/test_suite.py",
     ),

@@ -39,7 +39,7 @@ def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[No
 
     Every host must call it; host 0 takes the lock.
 
-    path: file of the lock; missing directories are created.
+    path: file of the lock. Its directory is created if it is missing, and removed if nothing else was written there.
     wait: wait until no other process holds the lock. Otherwise the call waits only if this machine cannot tell whether
         the holder still runs, for two minutes at most.
     what: flag that names what is locked; by default `--workdir` with the directory of the file.
@@ -47,7 +47,7 @@ def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[No
     Raises ValueError, on every host, if another process holds the lock, and OSError (ValueError on other hosts than the
     first) if the file cannot be written.
     """
-    claims, lock = Claims(), _Lock(path)
+    claims, lock, is_new = Claims(), _Lock(path), not path.parent.exists()
 
     def take() -> None:
         is_told = False
@@ -69,6 +69,9 @@ def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[No
     finally:
         if hosts.is_first():
             lock.release()
+            if is_new and not storage.is_remote(path):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(path.parent)
 
 
 class Claims:

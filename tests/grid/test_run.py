@@ -282,6 +282,21 @@ def test_the_last_cells_are_left_to_processes_that_run(disk, capsys):
     assert "arm/seed1; the last of them writes the report" in capsys.readouterr().err
 
 
+def test_what_another_process_has_stored_meanwhile_is_not_computed_again(disk, monkeypatch):
+    """It ends between the look at the results and the claim."""
+    honest, calls = lock.Claims.take, []
+
+    def late(claims, own):
+        if own.path.parent.name == "seed1":
+            own.path.parent.mkdir(parents=True)
+            store.write(own.path.parent, Result({"score": 7}, inputs={"seed": "1", "text": "t"}))
+        return honest(claims, own)
+
+    monkeypatch.setattr(lock.Claims, "take", late)
+    table = grid.run(constant(scores(calls)), disk)
+    assert table["arm/seed1"].facts == {"score": 7} and names(calls) == ["arm/seed0", "arm/seed2"]
+
+
 def test_a_process_waits_for_results_that_make_cells_ready(disk, capsys):
     held(disk / "arm" / "seed1" / lock.FILE)
 
