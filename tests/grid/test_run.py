@@ -197,6 +197,13 @@ def test_other_inputs_are_named_and_computed_anew(disk, capsys):
     assert grid.run(constant(scores(calls := [], text="other")), disk) == table and not calls
 
 
+def test_a_result_without_an_input_is_not_of_the_cell(disk):
+    """It was stored before the results of this kind of cell depended on the text."""
+    (disk / "arm" / "seed0").mkdir(parents=True)
+    store.write(disk / "arm" / "seed0", Result({"score": 7}, inputs={"seed": "0"}))
+    assert grid.run(constant(scores(calls := [], 1)), disk)["arm/seed0"].facts == {"score": 0.0} and len(calls) == 1
+
+
 def test_other_inputs_are_refused(disk):
     table = grid.run(constant([Refusing("a", 1, [])]), disk)
     with pytest.raises(ValueError, match=r"a was computed for another text"):

@@ -1,25 +1,31 @@
 """Probing with `train`: a model is trained for every arm and seed, then probed; nothing twice."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
+from etils import epath
 
+from ag_jax.distributed import lock
+from ag_jax.grid import run as grid
 from ag_jax.pretraining import run, run_directory
 from ag_jax.probing import comparison, measuring
 from ag_jax.settings import config_files
+from ag_jax.training.journal import NonFiniteError
 from tests import commands
 from tests.probing.test_comparison import documents
 
 TRAINED = """
 from ag_jax.pretraining import config as pretraining_config
 
-def get_config(*, width: int = 12, seed: int = 0):
+def get_config(*, width: int = 12, seed: int = 0, steps: int = 1):
     config = pretraining_config.default_config()
     config.seed = seed
     config.data.update(source="{folder}/text.txt", sequence_length=64)
     config.data.tokenizer.vocabulary_size = 300
     config.model.update(layers=1, heads=3, width=width, max_length=64)
-    config.training.update(steps=1, batch_size=8, evaluate_every=None, milestones=(), tensorboard=False)
+    config.training.update(steps=steps, batch_size=8, evaluate_every=None, milestones=(), tensorboard=False)
     config.optimizer.warmup_steps = 0
     config.guidance.update(mode="loss", heads="next:1")
     return config
@@ -28,9 +34,9 @@ PROBED = """
 from ag_jax.settings import schema
 from ag_jax.probing.config import ProbeConfig, ProbingConfig
 
-def get_config(*, width: int = 12, seed: int = 0):
+def get_config(*, width: int = 12, seed: int = 0, steps: int = 1):
     config = schema.default(ProbingConfig)
-    config.train = "{folder}/trained.py:width=%d,seed=%d" % (width, seed)
+    config.train = "{folder}/trained.py:width=%d,seed=%d,steps=%d" % (width, seed, steps)
     config.update(seeds=(3,), resamples=100, random_seeds=())
     config.probes.stories = schema.default(ProbeConfig)
     config.probes.stories.data = "{folder}/stories.conll"
@@ -75,6 +81,27 @@ def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypat
     with pytest.raises(ValueError, match="model.width"):
         comparison.evaluate(config_files.load(f"{place / 'probed.py'}:width=15", {}), report)
     assert len(trained) == 2
+    comparison.evaluate(config_files.load(f"{place / 'probed.py'}:steps=2", {}), report)
+    assert len(trained) == len(measured) == 3 and run_directory.checkpoint_steps(folder)[-1] == 2, "it goes on"
+
+
+def test_a_model_that_another_process_trains_is_waited_for(place, one_device, monkeypatch, tmp_path):
+    looks = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock.hold(epath.Path(tmp_path / "w" / "model-seed3" / lock.FILE)))
+        monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=lambda _: looks.append(1) or stack.close()))
+        report = comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), tmp_path / "w")
+    assert looks and report.exists()
+
+
+def test_a_model_that_diverges_is_not_probed(place, monkeypatch, tmp_path):
+    def diverges(*_):
+        raise NonFiniteError("the loss of step 1 is nan")
+
+    monkeypatch.setattr(run, "train_held", diverges)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="w/model-seed3 cannot be probed.* step 1 is nan"):
+            comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), tmp_path / "w")
 
 
 def test_what_cannot_be_trained(place, tmp_path):
