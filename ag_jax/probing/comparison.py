@@ -112,10 +112,44 @@ def _run(
     if hosts.count() > 1:
         raise ValueError(f"probes run on one machine, but {hosts.count()} hosts were started: start the command on one")
     first = next(iter(configs.values()))
-    for name, settings in first.probes.items():
-        probes.check(name, settings)  # first, because models may be trained for hours before texts are read
     training = {arm: _training(arm, config) for arm, config in configs.items()}
-    experiments = {arm: [cell.config for cell in cells] for arm, cells in training.items()}
+    pairs = _check(configs, {arm: [cell.config for cell in cells] for arm, cells in training.items()})
+    _train([cell for of_arm in training.values() for cell in of_arm], workdir)
+    compared = _open(configs, workdir)
+    ablation = _ablation_cells(configs, compared, workdir)
+    probe_cells = _probe_cells(first, compared)
+    scoring = {arm: _pair_cells(arm, config, pairs, workdir) for arm, config in configs.items() if pairs}
+    cells: list[Cell] = [
+        *(cell for name in first.probes for of_arm in probe_cells.values() for cell in of_arm[name]),
+        *(cell for of_arm in ablation.values() for cell in of_arm),
+        *(cell for of_arm in scoring.values() for of_model in of_arm for cell in of_model),
+    ]
+    table = grid.run(lambda table: Stage(cells), workdir)
+    if table is None:
+        return None
+
+    def value(cell: Any) -> Any:
+        return cell.read(workdir / cell.path, table[cell.name])
+
+    scores: Results = {
+        arm: {name: list(map(value, of_probe)) for name, of_probe in of_arm.items()}
+        for arm, of_arm in probe_cells.items()
+    }
+    ablated = {arm: [Summary(value(cell), first.resamples) for cell in of_arm] for arm, of_arm in ablation.items()}
+    judged: JudgedModels = {arm: [list(map(value, of_model)) for of_model in of_arm] for arm, of_arm in scoring.items()}
+    descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
+    with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the cells may write it at the same time
+        return _write_report(verb, base, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden)
+
+
+def _check(configs: Mapping[str, ProbingConfig], experiments: Mapping[str, Sequence[ExperimentConfig]]) -> list[Pair]:
+    """Raise ValueError if a model cannot be measured, before any is trained; return the minimal pairs.
+
+    experiments: for each arm the configs of the runs that are trained first.
+    """
+    first = next(iter(configs.values()))
+    for name, settings in first.probes.items():
+        probes.check(name, settings)
     for arm, of_arm in experiments.items():
         if any(experiment.translates for experiment in of_arm):
             raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
@@ -131,56 +165,7 @@ def _run(
     pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
     if pairs:
         _check_word_heads(configs, experiments)
-    _train([cell for of_arm in training.values() for cell in of_arm], workdir)
-    compared = _open(configs, workdir)
-    prepared = _prepare_ablation(configs, workdir)
-    queries = {}
-    for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
-        print(f"{name}: reading texts", file=sys.stderr, flush=True)
-        queries[name] = probes.make(name, settings, [one for of_arm in compared.values() for one in of_arm.values()])
-    probe_cells = {
-        arm: {
-            name: [
-                ProbeCell(f"probes/{arm}-seed{seed}/{name}", probed, settings, queries[name])
-                for seed, probed in of_arm.items()
-            ]
-            for name, settings in first.probes.items()
-        }
-        for arm, of_arm in compared.items()
-    }
-    ablation_cells = {
-        arm: [
-            AblationCell(f"ablation/{arm}-seed{seed}", model, compared[arm][seed].assignment)
-            for seed, model in of_arm.items()
-        ]
-        for arm, of_arm in prepared.items()
-    }
-    pair_cells = {arm: _pair_cells(arm, config, pairs, workdir) for arm, config in configs.items() if pairs}
-    cells: list[Cell] = [
-        *(cell for name in first.probes for by_probe in probe_cells.values() for cell in by_probe[name]),
-        *(cell for of_arm in ablation_cells.values() for cell in of_arm),
-        *(cell for of_arm in pair_cells.values() for of_model in of_arm for cell in of_model),
-    ]
-    table = grid.run(lambda table: Stage(cells), workdir)
-    if table is None:
-        return None
-
-    def value(cell: Any) -> Any:
-        return cell.read(workdir / cell.path, table[cell.name])
-
-    scores: Results = {
-        arm: {name: list(map(value, of_probe)) for name, of_probe in by_probe.items()}
-        for arm, by_probe in probe_cells.items()
-    }
-    ablated = {
-        arm: [Summary(value(cell), first.resamples) for cell in of_arm] for arm, of_arm in ablation_cells.items()
-    }
-    judged: JudgedModels = {
-        arm: [list(map(value, of_model)) for of_model in of_arm] for arm, of_arm in pair_cells.items()
-    }
-    descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
-    with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the cells write the same report
-        return _write_report(verb, base, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden)
+    return pairs
 
 
 def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
@@ -191,6 +176,22 @@ def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
     for name, result in (table or {}).items():
         if not result.is_done:
             raise ValueError(f"{workdir / name} cannot be probed, because its training failed: {result.reason}")
+
+
+def _probe_cells(
+    first: ProbingConfig, compared: Mapping[str, Mapping[int, ProbedModel]]
+) -> dict[str, dict[str, list[ProbeCell]]]:
+    """Return {arm: {probe: the cells of its models}}. The texts of all probes are read, so that errors show early."""
+    models_compared = [probed for of_arm in compared.values() for probed in of_arm.values()]
+    cells: dict[str, dict[str, list[ProbeCell]]] = {arm: {} for arm in compared}
+    for name, settings in first.probes.items():
+        print(f"{name}: reading texts", file=sys.stderr, flush=True)
+        probe = probes.make(name, settings, models_compared)
+        for arm, of_arm in compared.items():
+            cells[arm][name] = [
+                ProbeCell(f"probes/{arm}-seed{seed}/{name}", probed, settings, probe) for seed, probed in of_arm.items()
+            ]
+    return cells
 
 
 def _pair_cells(arm: str, config: ProbingConfig, pairs: Sequence[Pair], workdir: epath.Path) -> list[list[PairsCell]]:
@@ -222,10 +223,10 @@ def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path)
     return config.checkpoint_of(seed) or str(workdir / f"{arm}-seed{seed}")
 
 
-def _prepare_ablation(
-    configs: Mapping[str, ProbingConfig], workdir: epath.Path
-) -> dict[str, dict[int, ablation_results.Prepared]]:
-    """Return {arm: {seed: opened model with the texts of its head ablation}}; {} without ablation."""
+def _ablation_cells(
+    configs: Mapping[str, ProbingConfig], compared: Mapping[str, Mapping[int, ProbedModel]], workdir: epath.Path
+) -> dict[str, list[AblationCell]]:
+    """Return {arm: the cells of its models' head ablation}; {} without ablation."""
     first = next(iter(configs.values()))
     if not first.ablation.data:
         return {}
@@ -233,7 +234,13 @@ def _prepare_ablation(
         arm: {seed: (_checkpoint(arm, seed, config, workdir), config.step) for seed in config.seeds}
         for arm, config in configs.items()
     }
-    return ablation_results.prepare(first.ablation, places)
+    return {
+        arm: [
+            AblationCell(f"ablation/{arm}-seed{seed}", model, compared[arm][seed].assignment)
+            for seed, model in of_arm.items()
+        ]
+        for arm, of_arm in ablation_results.prepare(first.ablation, places).items()
+    }
 
 
 def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:
