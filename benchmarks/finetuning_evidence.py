@@ -47,6 +47,8 @@ from ag_jax.finetuning import splits, suite, trial
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.suite import Suite
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.settings import config_files
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.stopping import Interrupted
@@ -233,7 +235,7 @@ def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> N
         for step, share in line["masked"]["layers_by_step"].items()
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "result.json").write_text(json.dumps({"planned_steps": line["steps"]}))
+    store.write(directory, Result({"planned_steps": line["steps"]}))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -302,7 +304,7 @@ def _run(prepared: Suite, task: str) -> tuple[dict[str, Any], epath.Path]:
     try:
         suite.run(prepared)
     except ValueError:  # it chooses among the points of a sweep, of which there is only this one
-        if not suite.is_done(directory) or "failed" not in trial.read_result(directory):
+        if not trial.is_done(directory) or "failed" not in trial.read_result(directory):
             raise
     return trial.read_result(directory), directory
 

@@ -51,6 +51,7 @@ from ag_jax.training.checkpoint import FINGERPRINT, PROGRESS, Checkpoints, steps
 from ag_jax.training.fingerprint import paths
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
+from tests import results as stored
 from tests.finetuning import tiny_tasks
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
@@ -188,7 +189,7 @@ class Saved:
                 epochs[name] = progress["epochs"]
             elif (directory.parent / "metrics.jsonl").exists():
                 rows[name] = [row for row in read_metrics(epath.Path(directory.parent)) if row["step"] <= steps[-1]]
-        kept = [path for name in ("summary.json", "result.json") for path in workdir.rglob(name)]
+        kept = list(workdir.rglob("result.json"))
         return cls(rows, epochs, {path.relative_to(workdir).as_posix(): path.read_bytes() for path in kept})
 
     def lost(self, workdir: pathlib.Path) -> Iterator[str]:
@@ -199,7 +200,7 @@ class Saved:
                 yield f"rows of {name}/metrics.jsonl up to the checkpoint of step {rows[-1]['step'] if rows else 0}"
         for name, epochs in self.epochs.items():
             path = workdir / name / "result.json"
-            if not path.exists() or json.loads(path.read_text())["epochs"][: len(epochs)] != epochs:
+            if not path.exists() or stored.facts(path.parent)["epochs"][: len(epochs)] != epochs:
                 yield f"{len(epochs)} saved epochs of {name}"
         for name, data in self.files.items():
             if not (workdir / name).exists() or (workdir / name).read_bytes() != data:

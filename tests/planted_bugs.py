@@ -668,9 +668,9 @@ BUGS = (
     ),
     Bug(
         "a trial in a bucket that is done is not found",
-        "ag_jax/finetuning/suite.py",
-        "return (directory / trial.RESULT).exists()",
-        'return __import__("os").path.exists(str(directory / trial.RESULT))',
+        "ag_jax/finetuning/trial.py",
+        "return store.path_of(directory).exists()",
+        'return __import__("os").path.exists(str(store.path_of(directory)))',
         "tests/buckets/test_verbs.py",
     ),
     Bug(
@@ -704,8 +704,8 @@ BUGS = (
     Bug(
         "a part of a suite trains a trial before the trials that it starts from are done",
         "ag_jax/finetuning/suite.py",
-        "if not all(is_done(directory_of(suite.workdir, other)) for other in needed):",
-        "if not any(is_done(directory_of(suite.workdir, other)) for other in needed):",
+        "if not all(trial.is_done(directory_of(suite.workdir, other)) for other in needed):",
+        "if not any(trial.is_done(directory_of(suite.workdir, other)) for other in needed):",
         "tests/finetuning/test_suite.py",
     ),
     Bug(

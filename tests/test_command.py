@@ -25,6 +25,7 @@ from ag_jax.settings import schema
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
+from tests import results as stored
 from tests.commands import REPOSITORY, run
 from tests.verbs import verb_of
 
@@ -143,7 +144,7 @@ def test_a_run_that_is_stopped_starved_and_killed_ends_bit_identical(text, unint
     assert f"steps: {', '.join(map(str, complete))}." in full.stderr
 
     killed = signalled(command("train", text, workdir), workdir, steps[1], signal.SIGKILL)
-    assert killed.returncode == -signal.SIGKILL and not (workdir / "summary.json").exists(), (steps, killed.stderr)
+    assert killed.returncode == -signal.SIGKILL and not (workdir / "result.json").exists(), (steps, killed.stderr)
     assert f"resumed from the checkpoint of step {complete[-1]}" in killed.stderr
     done = run(command("train", text, workdir))
     assert done.returncode == 0 and "resumed from the checkpoint of step" in done.stderr, (steps, done.stderr)
@@ -152,7 +153,7 @@ def test_a_run_that_is_stopped_starved_and_killed_ends_bit_identical(text, unint
     assert jax.tree.structure(state) == jax.tree.structure(other_state)
     jax.tree.map(np.testing.assert_array_equal, state, other_state)
     assert progress == other_progress and rows == other_rows
-    assert (workdir / "summary.json").read_text() == (uninterrupted / "summary.json").read_text()
+    assert (workdir / "result.json").read_text() == (uninterrupted / "result.json").read_text()
 
 
 def test_settings_that_may_be_none(text, tmp_path, capsys):
@@ -283,7 +284,7 @@ def test_verbs_that_take_one_model_name_the_best_of_several(tmp_path, rejected):
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "report.json").write_text(json.dumps({"arms": {"a": {}}, "seeds": [0]}))
     summary = {"steps": 9} | dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 1.0)
-    (tmp_path / "a-seed0" / "summary.json").write_text(json.dumps(summary))
+    stored.write(tmp_path / "a-seed0", summary)
     (tmp_path / "a-seed0" / "config.json").write_text(json.dumps({"data": {}, "model": {}, "training": {}}))
     for verb in (["export", f"--to={tmp_path / 'hf'}"], ["evaluate"]):
         status, message = rejected(*verb, f"--workdir={tmp_path}")
@@ -341,8 +342,8 @@ def test_evaluate_also_with_outputs_that_nobody_reads(uninterrupted):
     for arguments, status in ((["configs"], 0), (evaluate, 128 + signal.SIGPIPE)):
         done = run(arguments, before=_break_pipe)
         assert done.returncode == status and "rror" not in done.stderr and "Traceback" not in done.stderr, done.stderr
-    found = json.loads(written.read_text())
-    summary, recorded = (json.loads((uninterrupted / f"{name}.json").read_text()) for name in ("summary", "corpus"))
+    found, summary = json.loads(written.read_text()), stored.facts(uninterrupted)
+    recorded = json.loads((uninterrupted / "corpus.json").read_text())
     assert found["step"] == STEPS and found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     assert found["evaluated_on"]["rows"] == recorded["validation rows"]
     assert found["evaluated_on"]["is_the_text_of_the_run"]

@@ -33,7 +33,7 @@ READERS = [
     ("config.json", lambda folder: pretraining.continue_from(default_config(), str(folder))),
     ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
     ("corpus.json", corpus.read_summary),
-    ("summary.json", run_directory.read_summary),
+    ("result.json", run_directory.read_summary),
     ("result.json", trial.read_result),
     ("task.json", finetuned.load),
     ("origin.json", lambda folder: origin.read(folder, 6)),

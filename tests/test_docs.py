@@ -29,6 +29,7 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining import initial_weights, run_directory, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import schema
+from tests import results as stored
 from tests import test_configs, tiny
 from tests.cases import some
 from tests.finetuning import tasks
@@ -117,7 +118,7 @@ def readers_place(tmp_path_factory):
         trial = place / "runs" / "glue" / task / "lr2e-05-bs32-seed0"
         finetuned.save(FineTuned(head, encoder, tokenizer, params), trial / "weights")
         result = trained_models.SUITE_OF | {"task": task, "examples": {"train": 24, "validation": 9}}
-        (trial / "result.json").write_text(json.dumps(result))
+        stored.write(trial, {"metrics": {}} | result)
     (place / "runs" / "glue" / "config.json").write_text(json.dumps(schema.to_dict(suite)))
     return place
 

@@ -37,6 +37,7 @@ from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
+from tests import results as stored
 from tests import tiny
 from tests.finetuning import tasks
 from tests.verbs import verb_of
@@ -55,7 +56,7 @@ def save_trial(directory, score, seed, metric="accuracy"):
     done = {"task": "sst2", "learning_rate": 1e-5, "batch_size": 8, "seed": seed, "epochs": [], "seconds": 1}
     done["examples"] = {"train": 8, "validation": 4}
     done |= dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), 1)
-    (directory / "result.json").write_text(json.dumps(done | {"metrics": {metric: score}}))
+    stored.write(directory, done | {"metrics": {metric: score}})
     return directory
 
 
@@ -114,7 +115,7 @@ def places(tmp_path_factory):
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
         copied = shutil.copytree(directory / "run", directory / "compared" / name)
         if loss:
-            (copied / "summary.json").write_text(json.dumps(SUMMARY | {"validation_loss": loss}))
+            stored.write(copied, SUMMARY | {"validation_loss": loss})
     (directory / "compared" / "report.json").write_text('{"arms": {"mlm": {}, "ag": {}}, "seeds": [0, 1]}')
     exporting.convert(epath.Path(directory / "run"), None, str(directory / "hf"))
     (shutil.copytree(directory / "run", directory / "imported") / origin.FILE).write_text('{"model_type": "roberta"}')

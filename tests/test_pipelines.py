@@ -24,6 +24,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.origin import SentenceVectors
 from ag_jax.training.damage import CorruptCheckpointError
+from tests import results as stored
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
@@ -140,7 +141,7 @@ def test_fill_mask(places, opened, tmp_path):
     (tmp_path / "mlm-seed0").mkdir()  # the worse run, without a model
     for name, loss in (("mlm-seed0", 2.75), ("mlm-seed1", 2.5)):
         summary = {"steps": 9, "train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
-        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+        stored.write(tmp_path / name, summary)
     (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
     assert isinstance(pipelines.fill_mask(str(tmp_path)), pipelines.FillMask)
 

@@ -14,6 +14,7 @@ from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import storage
 from ag_jax.finetuning import attack, splits, suite, trial
 from ag_jax.finetuning.config import Recipe
+from ag_jax.grid import store
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run_directory
@@ -168,7 +169,7 @@ def _with_weights(folder: epath.Path) -> list[epath.Path]:
     if not folder.is_dir():
         return []
     saved = [
-        place for place in sorted(folder.iterdir()) if suite.is_done(place) and finetuned.locate(place) is not None
+        place for place in sorted(folder.iterdir()) if trial.is_done(place) and finetuned.locate(place) is not None
     ]
     return [place for place in saved if "failed" not in trial.read_result(place)]
 
@@ -176,5 +177,5 @@ def _with_weights(folder: epath.Path) -> list[epath.Path]:
 def _score(directory: epath.Path, metric: str) -> float:
     """Return the development score of a finished trial."""
     metrics = trial.read_result(directory)["metrics"]
-    check_fields(directory / trial.RESULT, metrics, {metric: float})
+    check_fields(store.path_of(directory), metrics, {metric: float})
     return metrics[metric]

@@ -20,7 +20,7 @@ def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples
     """
     place = directory.parent if directory.name == finetuned.FOLDER else directory
     path = place.parent.parent / "config.json"
-    if not (place / trial.RESULT).exists() or not path.exists():
+    if not trial.is_trial(place) or not path.exists():
         raise ValueError(
             f"{directory} is fine-tuned, but no trial of a suite, so its development examples are not known: give the "
             "directory of a trial that kept its weights (`ag-jax finetune --config.keep=best`)"

@@ -27,6 +27,7 @@ from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
+from ag_jax.grid import store
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
@@ -272,7 +273,7 @@ def prepare(
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
     directories = [directory_of(workdir, one) for of_task in planned.values() for one in of_task]
     opened = None
-    if not hosts.from_first("which trials are done", lambda: all(map(is_done, directories))):
+    if not hosts.from_first("which trials are done", lambda: all(map(trial.is_done, directories))):
         opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
         _check_heads(config, material, opened)
@@ -327,7 +328,7 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
     to_be_recorded = {directory for of_arm in earlier for directory in _recording(of_arm)}
     for name, of_task in suite.planned.items():
         for one in of_task:
-            if not is_done(directory_of(workdir, one)):
+            if not trial.is_done(directory_of(workdir, one)):
                 traces.check(one, workdir, opened.config.layers, to_be_recorded)
                 _check_length(suite, one)
         first = config.tasks[name].initial_task
@@ -375,7 +376,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
     # Even if all trials are done: a sweep with fewer points has another report, and config.json must plan its trials.
     hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
     if suite.opened is not None and hosts.is_first():
-        missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
+        missing = sum(not trial.is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
         hosts.tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
     for name in planned:
         _run_task(suite, name)
@@ -397,7 +398,7 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
     """Yield the directories of the unfinished trials that will record what share of attention their adversary masks."""
     for one in (one for of_task in suite.planned.values() for one in of_task):
         directory = directory_of(suite.workdir, one)
-        if one.recipe.adversarial.method == "asa" and not is_done(directory):
+        if one.recipe.adversarial.method == "asa" and not trial.is_done(directory):
             yield directory
 
 
@@ -417,7 +418,9 @@ def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
             hosts.from_first("the directory of the suite", functools.partial(claim, of_arm.config, of_arm.workdir))
 
     def undone() -> list[int]:
-        return [number for number, (of_arm, one) in enumerate(every) if not is_done(directory_of(of_arm.workdir, one))]
+        return [
+            number for number, (of_arm, one) in enumerate(every) if not trial.is_done(directory_of(of_arm.workdir, one))
+        ]
 
     def ready() -> list[int]:
         recording = {directory for of_arm in suites for directory in _recording(of_arm)}
@@ -443,7 +446,7 @@ def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
     first, adversarial = one.recipe.initial_task, traces.resolved(one, suite.workdir).recipe.adversarial
     if first:
         needed = [other for other in suite.planned[first] if other.seed == one.seed]
-        if not all(is_done(directory_of(suite.workdir, other)) for other in needed):
+        if not all(trial.is_done(directory_of(suite.workdir, other)) for other in needed):
             return False
     return adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) not in recording
 
@@ -474,7 +477,7 @@ def _check_first_is_best(suite: Suite, name: str) -> None:
     and name, because a suite may have been moved.
     """
     first = suite.config.tasks[name].initial_task
-    finished = [one for one in suite.planned[name] if is_done(directory_of(suite.workdir, one))]
+    finished = [one for one in suite.planned[name] if trial.is_done(directory_of(suite.workdir, one))]
     for seed in dict.fromkeys(one.seed for one in finished):
         best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, seed)
         for directory in (directory_of(suite.workdir, one) for one in finished if one.seed == seed):
@@ -517,12 +520,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
 
 def _state(directory: epath.Path) -> tuple[bool, bool]:
     """Return whether a trial is done, and whether its checkpoints are deleted."""
-    return is_done(directory), not (directory / trial.CHECKPOINTS).exists()
-
-
-def is_done(directory: epath.Path) -> bool:
-    """Return whether a trial is done, that is whether `result.json`, its last file, exists."""
-    return (directory / trial.RESULT).exists()
+    return trial.is_done(directory), not (directory / trial.CHECKPOINTS).exists()
 
 
 def _outcome(result: Result, metric: str) -> str:
@@ -547,7 +545,7 @@ def _results_of(
         trial.check_result(one, directory, result)
         pairs.append((result, directory))
         if "failed" not in result:
-            check_fields(directory / trial.RESULT, result["metrics"], {metric: float})
+            check_fields(store.path_of(directory), result["metrics"], {metric: float})
     return [pair for pair in pairs if "failed" not in pair[0]], [result for result, _ in pairs if "failed" in result]
 
 
@@ -565,13 +563,13 @@ def _start_of(directory: epath.Path) -> tuple[str, str] | None:
     result = trial.read_result(directory)
     if "failed" in result:
         return None
-    check_fields(directory / trial.RESULT, result, {"start": str, "start_sha256": str})
+    check_fields(store.path_of(directory), result, {"start": str, "start_sha256": str})
     return result["start"], result["start_sha256"]
 
 
 def _check_start(directory: epath.Path, start: Pretrained) -> None:
     """Raise ValueError if a finished, successful trial started from another model than `start`."""
-    if not is_done(directory) or (stored := _start_of(directory)) is None:
+    if not trial.is_done(directory) or (stored := _start_of(directory)) is None:
         return
     (description, digest), current = stored, start.description
     remedy = f"delete {directory.parent} to train all of them again"
@@ -593,7 +591,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [one for one in trials(config, first) if one.seed == seed]
-        finished = [one for one in of_seed if is_done(directory_of(workdir, one))]
+        finished = [one for one in of_seed if trial.is_done(directory_of(workdir, one))]
         succeeded, _ = _results_of(finished, workdir, metric)
         directories = [directory for _, directory in succeeded]
         if len(finished) == len(of_seed):  # all are done, so the best one is known
@@ -670,7 +668,9 @@ def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric:
         return
     for seed in seeds:
         of_seed = [one for one in trials(config, name) if one.seed == seed]
-        succeeded, _ = _results_of((one for one in of_seed if is_done(directory_of(workdir, one))), workdir, metric)
+        succeeded, _ = _results_of(
+            (one for one in of_seed if trial.is_done(directory_of(workdir, one))), workdir, metric
+        )
         best = _first_best(succeeded, name, metric, seed) if succeeded else None
         for _, directory in succeeded:
             if directory != best and (directory / finetuned.FOLDER).exists():

@@ -1,7 +1,6 @@
 """Training of one trial of fine-tuning, and the files in the trial's directory."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,9 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import Encoded, TaskData
 from ag_jax.finetuning.predicting import Predicted
 from ag_jax.finetuning.program import ProgramSpec
-from ag_jax.finetuning.trial import RESULT, Trial, read_result, tidy
+from ag_jax.finetuning.trial import Trial, read_result, tidy
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.interop.opening import Pretrained
@@ -183,13 +184,13 @@ def run_trial(
     result = train(TaskTraining(trial, config, opened, data, directory, keep), directory, labels=labels)
     hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
     if hosts.is_first():
-        storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
+        store.write(directory, Result(result))
         tidy(directory, keep)
     return result
 
 
 def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
-    if not (directory / RESULT).exists():
+    if not store.path_of(directory).exists():
         return None
     tidy(directory, keep)
     return read_result(directory)

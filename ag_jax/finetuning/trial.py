@@ -1,19 +1,18 @@
 """Trials of a suite (one task, point of its sweep and seed each), and the results in their directories."""
 
 import dataclasses
-import json
 import math
 from typing import Any
 
 from etils import epath
 
-from ag_jax.data.json_files import check_fields, read_json
-from ag_jax.distributed import storage
 from ag_jax.finetuning.config import Recipe, in_name, point_settings
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.interop import finetuned
 from ag_jax.training.checkpoint import ASIDE, steps_in
 
-CHECKPOINTS, RESULT = "checkpoints", "result.json"
+CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,30 +52,36 @@ class Trial:
         return f"lr{self.learning_rate:g}-bs{self.batch_size}{swept}-seed{self.seed}{fold}"
 
 
+def is_done(directory: epath.Path) -> bool:
+    """Return whether a trial is done, that is whether `result.json`, its last file, exists."""
+    return store.path_of(directory).exists()
+
+
 def is_begun(directory: epath.Path) -> bool:
     """Return whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
-    return (directory / RESULT).exists() or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
+    return is_done(directory) or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
+
+
+def is_trial(directory: epath.Path) -> bool:
+    """Return whether a directory holds the result of a trial."""
+    result = store.read(directory)
+    return result is not None and "task" in result.facts
 
 
 def read_result(directory: epath.Path) -> dict[str, Any]:
-    """Read the `result.json` of a finished trial.
+    """Return the facts of a finished trial's result; of a failed one, with the reason as `failed`.
 
-    Raises ValueError, with the file's name, if the file is damaged or has metrics that are not finite.
+    Raises ValueError, with the file's name, if it is missing or damaged, or if metrics are not finite.
     """
-    path = directory / RESULT
-    result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
-    if "swept" in result:
-        check_fields(path, result, {"swept": dict})
-        check_fields(path, result["swept"], dict.fromkeys(result["swept"], float))
-    if "failed" not in result:
-        counts = dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), int)
-        check_fields(path, result, {"metrics": dict, "epochs": list, "examples": dict, "seconds": float, **counts})
-        check_fields(path, result["metrics"], dict.fromkeys(result["metrics"], float))
-        for name, value in result["metrics"].items():
-            if not math.isfinite(value):
-                raise ValueError(f"{path}: expected a finite {name}, got {value}; delete {directory} to train it again")
-        check_fields(path, result["examples"], dict.fromkeys(("train", "validation"), int))
-    return result
+    result, path = store.read(directory), store.path_of(directory)
+    if result is None:
+        raise FileNotFoundError(f"{path} does not exist: expected the result of a trial")
+    if not result.is_done:
+        return {**result.facts, "failed": result.reason}
+    for name, value in result.facts["metrics"].items():
+        if not math.isfinite(value):
+            raise ValueError(f"{path}: expected a finite {name}, got {value}; delete {directory} to train it again")
+    return dict(result.facts)
 
 
 def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
@@ -87,7 +92,7 @@ def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) ->
     for name in expected | stored:
         if not _is_same(stored.get(name), expected.get(name)):
             raise ValueError(
-                f"{directory / RESULT} is the result of another trial: expected {name}={expected.get(name)}, got "
+                f"{store.path_of(directory)} is the result of another trial: expected {name}={expected.get(name)}, got "
                 f"{stored.get(name)}; delete {directory} to train the trial itself"
             )
 
@@ -103,15 +108,14 @@ def _is_same(stored: Any, expected: Any) -> bool:
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
-    """Write a failed trial's `result.json`, with `failed` instead of metrics, and delete its checkpoints."""
-    result = {
+    """Write the result of a failed trial, which has no metrics, and delete its checkpoints."""
+    facts = {
         "task": trial.task,
         **trial.point,
         "seed": trial.seed,
         **({} if trial.fold is None else {"fold": trial.fold}),
-        "failed": message,
     }
-    storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
+    store.write(directory, Result(facts, status="diverged", reason=message))
     tidy(directory, keep=False)
 
 

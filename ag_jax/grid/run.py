@@ -118,7 +118,7 @@ class _Experiment:
         try:
             result = store.read(directory, cell.until)
         except store.DamagedError as error:
-            self._tell(f"{error}; computing {cell.name} anew")
+            self._tell(f"{error.damage}; computing {cell.name} anew")
             return None
         if result is None:
             return None

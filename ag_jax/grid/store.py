@@ -19,7 +19,14 @@ from ag_jax.grid.cells import Artifact, Result
 
 
 class DamagedError(ValueError):
-    """Error for a stored result, or a file of it, that is not what was written."""
+    """Error for a stored result, or a file of it, that is not what was written.
+
+    damage: the file, and what is wrong with it.
+    """
+
+    def __init__(self, damage: str):
+        super().__init__(f"{damage}: delete result.json, and the same command makes it anew")
+        self.damage = damage
 
 
 def digest(*content: Any) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
+from ag_jax.grid import store
 from ag_jax.interop import (
     card,
     catalogue,
@@ -174,28 +174,14 @@ def _place(path: epath.PathLike, stated: Statements) -> str:
 
 
 def _result(workdir: epath.Path) -> dict[str, Any] | None:
-    """Return the content of a fine-tuning trial's `result.json`, None if there is no such file.
+    """Return the facts of a fine-tuning trial's `result.json`, None if there is no such file.
 
     Raises ValueError if the file is damaged.
     """
     place = finetuned.locate(workdir)
-    path = next(
-        (folder / "result.json" for folder in (workdir, place.parent) if (folder / "result.json").exists()), None
-    )
-    if path is None:
-        return None
-    result = read_json(path)
-    if "failed" not in result:
-        counts = dict.fromkeys(("steps", "batch_size", "seed", "best_epoch"), int)
-        check_fields(path, result, counts | {"learning_rate": float, "metrics": dict, "epochs": list})
-        check_fields(path, result, {"others": dict, "examples": dict})
-        for metrics in (result["metrics"], *result["others"].values()):
-            check_fields(path, metrics, dict.fromkeys(metrics, float))
-        check_fields(path, result["examples"], dict.fromkeys(("train", "validation", *result["others"]), int))
-        if "swept" in result:
-            check_fields(path, result, {"swept": dict})
-            check_fields(path, result["swept"], dict.fromkeys(result["swept"], float))
-    return result
+    results = (store.read(folder) for folder in (workdir, place.parent))
+    result = next((result for result in results if result is not None), None)
+    return None if result is None else dict(result.facts)
 
 
 def _convert_translation(

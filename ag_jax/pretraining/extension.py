@@ -1,49 +1,38 @@
 """Extension of finished runs: training continues when `training.steps` is raised.
 
-The summary of the shorter run stays as `summary-STEPS.json`, and the checkpoints of its milestones are kept. Their
-steps are in `kept_steps.json`, because the longer run may have other milestones.
+The checkpoints of the milestones of the shorter run are kept. Their steps are in `kept_steps.json`, because the longer
+run may have other milestones.
 """
 
 import json
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
+from ag_jax.grid import store
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.training.checkpoint import steps_in
 
-SUMMARY, KEPT = "summary.json", "kept_steps.json"
-_EARLIER = re.compile(r"summary-(\d+)\.json")
-
-
-def earlier_lengths(workdir: epath.Path) -> list[int]:
-    """Return the values of `training.steps` that a run had before its extensions, ascending; [] if never extended."""
-    matches = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir()) if workdir.exists() else ()
-    return sorted(int(match[1]) for match in matches if match)
+KEPT = "kept_steps.json"
 
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
-    """Return whether the run in `workdir` was trained for all of its `steps` steps."""
-    if steps in earlier_lengths(workdir):
-        return True
-    # The run may have been ended by its time limit.
-    path = workdir / SUMMARY
-    return path.exists() and read_json(path, fields={"steps": int})["steps"] == steps
+    """Return whether the run in `workdir` was trained for all of its `steps` steps, and not ended before."""
+    return steps in steps_in(workdir / "checkpoints")
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
     """Mark a finished run of `steps` steps as unfinished, so that training can extend it to `config.training.steps`.
 
-    Prints both numbers. The run's summary is renamed. The steps of its milestones are stored; its `config.json` must
+    Prints both numbers. The run's result is deleted, and the steps of its milestones are stored; its `config.json` must
     still be that of the shorter run.
     """
-    steps_to_keep = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), [*earlier_lengths(workdir), steps])}
+    steps_to_keep = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), steps)}
     storage.write_whole(workdir / KEPT, json.dumps({"steps": sorted(steps_to_keep)}) + "\n")
-    if (workdir / SUMMARY).exists():  # the new name may be taken: by an extension that was given up
-        (workdir / SUMMARY).replace(workdir / f"summary-{steps}.json")
+    store.path_of(workdir).unlink(missing_ok=True)
     print(
         f"extending the run of {steps} steps to {config.training.steps}: from here on the learning rate and the "
         "coefficient of guidance follow the schedules of the longer run",
@@ -53,19 +42,18 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints are never deleted: training.milestones, now and before the run was extended.
+    """Return the steps whose checkpoints are never deleted: of the milestones now, and before the run was extended.
 
-    These are the `training.milestones`, stored or given now, of all lengths of the run, and those that it had when it
-    was extended (`begin`).
+    Those of now are the `training.milestones` of the config and of `config.json`.
     """
-    fractions, lengths = {*config.training.milestones, *_stored_milestones(workdir)}, earlier_lengths(workdir)
-    if (workdir / "config.json").exists():
-        lengths = [*lengths, config.training.steps]
-    return tuple(sorted({*_stored_steps(workdir), *_steps(fractions, lengths)}))
+    if not (workdir / "config.json").exists():
+        return ()
+    fractions = {*config.training.milestones, *_stored_milestones(workdir)}
+    return tuple(sorted({*_stored_steps(workdir), *_steps(fractions, config.training.steps)}))
 
 
-def _steps(fractions: Iterable[float], lengths: Sequence[int]) -> set[int]:
-    return {round(fraction * steps) for fraction in fractions for steps in lengths}
+def _steps(fractions: Iterable[float], steps: int) -> set[int]:
+    return {round(fraction * steps) for fraction in fractions}
 
 
 def _stored_milestones(workdir: epath.Path) -> list[float]:

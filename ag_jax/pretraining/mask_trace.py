@@ -10,8 +10,9 @@ import json
 
 from etils import epath
 
-from ag_jax.data.json_files import check_fields, read_json, reading
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.distributed import hosts, storage
+from ag_jax.grid import store
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import Trace
 from ag_jax.pretraining import config as pretraining_config
@@ -111,17 +112,16 @@ def _planned_steps(directory: epath.Path) -> int | None:
 
     Raises FailedTrialError for a trial that failed.
     """
-    if (directory / "result.json").exists():
-        result = read_json(directory / "result.json")
-        if "failed" in result:
-            raise FailedTrialError(
-                f"adversarial.masking.trace={directory} is a trial that failed ({result['failed']}), whose masks are "
-                "those of a part of a training: choose another one"
-            )
-        check_fields(directory / "result.json", result, {"planned_steps": int})
-        return result["planned_steps"]
-    if not (directory / "summary.json").exists():
+    result = store.read(directory)
+    if result is None:
         return None
+    if not result.is_done:
+        raise FailedTrialError(
+            f"adversarial.masking.trace={directory} is a trial that failed ({result.reason}), whose masks are those of "
+            "a part of a training: choose another one"
+        )
+    if "planned_steps" in result.facts:  # of a trial
+        return result.facts["planned_steps"]
     return pretraining_config.read(directory / "config.json").training.steps
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from ag_jax.data.corpus import Corpus
 from ag_jax.data.order import once_count
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, storage
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.models import flops
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.masked_lm import MLM
@@ -41,7 +42,6 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.open_run import bias_at
 from ag_jax.settings import schema
 from ag_jax.training import chips, sharding, summary
@@ -60,10 +60,10 @@ from ag_jax.training.wandb_run import Labels, check_installed
 def train(
     config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels(), until: int | None = None
 ) -> dict[str, Any]:
-    """Train `config` in the run directory `workdir`, or resume the run there; write and return the run's summary.
+    """Train `config` in the run directory `workdir`, or resume the run there; store and return the run's summary.
 
     labels: group the run at Weights & Biases.
-    until: step after which the training pauses; the summary, up to this step, is then returned and not written. The
+    until: step after which the training pauses; the summary, up to this step, is then returned and not stored. The
         next call goes on, and the run ends as one that never paused. A run that is past this step is not trained.
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
@@ -71,7 +71,11 @@ def train(
     workdir = storage.directory(workdir)
     check(config, workdir)
     with lock.hold(workdir / lock.FILE):
-        return train_held(config, workdir, labels, until)
+        facts = train_held(config, workdir, labels, until)
+        if until is None and hosts.is_first():
+            inputs = run_directory.result_inputs(words.resolve(config, workdir, run_directory.is_begun)[0])
+            store.write(workdir, Result(facts, inputs=inputs))
+    return facts
 
 
 def check(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -101,12 +105,6 @@ def train_held(
     stored = hosts.from_first("the summary", lambda: run_directory.read_summary(workdir))
     if stored and run_directory.is_complete(stored, config):
         return stored
-    if stored and not {"time_limit", "patience"} & stored.keys():  # which alone end a run before its last step
-        raise ValueError(
-            f"{workdir / SUMMARY}: expected a summary of {config.training.steps} steps, as in config.json, got "
-            f"{stored['steps']}; one of the two files was changed. Delete the summary, and it is written anew from "
-            "the last checkpoint"
-        )
     begins_branch = config.training.branch_from and not hosts.from_first(
         "the checkpoints", lambda: bool(run_directory.checkpoint_steps(workdir))
     )
@@ -127,14 +125,11 @@ def train_held(
     if hosts.is_first():
         print(f"attention: {implementation.name} ({implementation.reason})", file=sys.stderr, flush=True)
         if stored:
-            (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit or with less patience
+            store.path_of(workdir).unlink()  # of a run that ended at a shorter time limit or with less patience
     # From host 0, so that all hosts keep the same checkpoints.
     kept_steps = tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir)))
     labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
-    result = loop.train(pretraining, workdir, until=until, kept_steps=kept_steps, labels=labels)
-    if hosts.is_first() and run_directory.is_complete(result, config):
-        storage.write_whole(workdir / SUMMARY, json.dumps(result, indent=2) + "\n")
-    return result
+    return loop.train(pretraining, workdir, until=until, kept_steps=kept_steps, labels=labels)
 
 
 class PretrainingRun:

@@ -1,7 +1,7 @@
 """Run directories of pre-training: claim one, check its settings, and read what it says of its run.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`figures/` and, when the run is done, `summary.json`; `words.json` if settings are in words; `trace.json` with
+`figures/` and, when the run is done, `result.json`; `words.json` if settings are in words; `trace.json` with
 `adversarial.method=scheduled`; `hosts.json` if several hosts share it, `lock.json` while it is trained, `profile/` with
 `training.profile`, and `origin.json` if it did not start from randomly initialised weights.
 """
@@ -13,15 +13,15 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.data.json_files import read_json, reading
+from ag_jax.data.json_files import reading
 from ag_jax.data.order import once_count
 from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.grid import store
 from ag_jax.pretraining import alpha, branch, extension, mask_trace, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.settings import schema
 from ag_jax.training.checkpoint import ASIDE, saved_metrics, steps_in
 from ag_jax.training.criterion import Criterion
@@ -196,8 +196,8 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
 
 def is_begun(workdir: epath.Path) -> bool:
-    """Return whether a run has begun: whether its directory holds a checkpoint, logged metrics or a summary."""
-    if (workdir / SUMMARY).exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
+    """Return whether a run has begun: whether its directory holds a checkpoint or logged metrics."""
+    if any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
         return True
     return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
 
@@ -205,8 +205,8 @@ def is_begun(workdir: epath.Path) -> bool:
 def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that failed before its first metrics or checkpoint, so that no new run reads them."""
     described = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
-    for name in (*described, "metrics.jsonl"):
-        (workdir / name).unlink(missing_ok=True)
+    for path in (*(workdir / name for name in (*described, "metrics.jsonl")), store.path_of(workdir)):
+        path.unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()
 
@@ -234,12 +234,23 @@ def read_config(workdir: epath.PathLike) -> ExperimentConfig:
 
 
 def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:
-    """Read the summary of a finished run; None for an unfinished one. Raises ValueError if the file is damaged."""
-    path = epath.Path(workdir) / SUMMARY
-    if not path.exists():
-        return None
-    losses = dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float)
-    return read_json(path, fields=losses | {"steps": int})
+    """Read the summary of a finished run: the facts of its `result.json`; None for an unfinished or failed one.
+
+    Raises ValueError if the file is damaged.
+    """
+    result = store.read(epath.Path(workdir))
+    return dict(result.facts) if result is not None and result.is_done else None
+
+
+def result_inputs(config: ExperimentConfig) -> dict[str, str]:
+    """Return digests of the settings on which a run's result depends (see `grid.cells.Cell.inputs`)."""
+    limits = ("training.time_limit", "training.patience")
+    settings = {
+        name: value
+        for name, value in schema.flat(schema.to_dict(config)).items()
+        if name in limits or not schema.is_among(name, MAY_DIFFER)
+    }
+    return {"settings": store.digest(settings)}
 
 
 def is_complete(result: dict[str, Any], config: ExperimentConfig) -> bool:

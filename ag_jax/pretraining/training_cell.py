@@ -8,12 +8,10 @@ import jax
 from etils import epath
 
 from ag_jax.distributed import hosts
-from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, run_directory
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.settings import schema
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.wandb_run import Labels
 
@@ -24,8 +22,8 @@ SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory 
 class TrainingCell(Cell):
     """The training of a run, whose run directory is that of the cell. The facts of its result are the run's summary.
 
-    With other settings it is computed anew: training itself refuses those that the stored run does not have, and goes
-    on with more steps.
+    With other settings it is computed again: training refuses those that the stored run does not have, and goes on with
+    more steps.
 
     config: the settings of the run.
     labels: group the run at Weights & Biases.
@@ -36,8 +34,8 @@ class TrainingCell(Cell):
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
-        """A digest of the settings."""
-        return {"settings": store.digest(schema.to_dict(self.config))}
+        """A digest of the settings, but for those with which a run may be resumed."""
+        return run_directory.result_inputs(self.config)
 
     def check(self, workdir: epath.Path) -> None:
         """Raise ValueError if the cell of an experiment cannot be trained; called before the first one is.

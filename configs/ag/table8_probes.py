@@ -45,7 +45,7 @@ Deviations: LitBank (novels, gold mentions, entities with a single mention) inst
 with files of CoNLL-2012, use --config.probes.coreference.data=FOLDER. Windows of 128 tokens over whole documents. The
 head is chosen on a fifth of the documents; the best head on the test documents is in the report, too. Reflexives are
 in sentences of which every word is one token, with a distractor before them (the released code; the paper has it after
-them). The MLM loss of a run that was trained is `validation_loss` in DIR/ARM-seedN/summary.json. docs/probes.md
+them). The MLM loss of a run that was trained is `validation_loss` in DIR/ARM-seedN/result.json. docs/probes.md
 explains data, modes and rules; ag/table8_training says how scale=small differs.
 """
 

@@ -39,6 +39,7 @@ from ag_jax.training.state import create_state
 from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.training.train import train as train_here
 from tests import commands, marian_files
+from tests import results as stored
 from tests.bucket import CUT, FROZEN, LOST
 from tests.commands import REPOSITORY
 from tests.training.trainees import tiny_trainee
@@ -89,7 +90,7 @@ def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, t
     assert list((workdir / "tensorboard").iterdir())
 
     cli.run_verb(request("evaluate", str(workdir)))
-    found, summary = (json.loads((workdir / f"{name}.json").read_text()) for name in ("evaluation", "summary"))
+    found, summary = json.loads((workdir / "evaluation.json").read_text()), stored.facts(workdir)
     assert found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     cli.run_verb(request("inspect", str(workdir)))
     assert f"{workdir}/figures/attention_overview_step4.png" in capsys.readouterr().out

@@ -27,13 +27,13 @@ def test_directories(bucket, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("place", ["disk", "store"])
 def test_whole_files(bucket, tmp_path, place):
-    path = epath.Path(tmp_path if place == "disk" else "gs://bucket/run") / "summary.json"
+    path = epath.Path(tmp_path if place == "disk" else "gs://bucket/run") / "file.json"
     for text in ("first", "second, longer"):
         storage.write_whole(path, text)
         assert path.read_text() == storage.read_whole(path) == text
     assert not storage.create(path, "third") and path.read_text() == text
     assert storage.create(path.with_name("new"), "fourth") and path.with_name("new").read_text() == "fourth"
-    assert sorted(file.name for file in path.parent.iterdir()) == ["new", "summary.json"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["file.json", "new"]
 
 
 def test_two_writers_of_a_whole_file(tmp_path):

@@ -20,6 +20,7 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.settings import config_files, schema
 from ag_jax.training.journal import NonFiniteError
+from tests import results as stored
 from tests.finetuning import tasks, tiny_tasks
 
 FILE = """
@@ -282,7 +283,7 @@ def test_a_point_is_chosen_among_all_settings_that_are_swept(source, tmp_path, c
         place = f"lr{highest[0]:g}-bs32-head_dropout{highest[1]:g}-warmup_steps{highest[2]}-seed{seed}"
         (kept,) = (tmp_path / "w" / "sst2").glob(f"*-seed{seed}/weights")
         assert kept.parent.name == place
-        result = json.loads((tmp_path / "w" / "rte" / f"lr0.0001-bs32-seed{seed}" / "result.json").read_text())
+        result = stored.facts(tmp_path / "w" / "rte" / f"lr0.0001-bs32-seed{seed}")
         assert result["start"].endswith(f"/sst2/{place}")
 
 
@@ -376,15 +377,15 @@ def test_trials_that_started_from_another_model_are_noticed(train, tmp_path, cal
         ('"head_dropout": 0.1,', '"head_dropout": 0.10000001,', None),
         (', "warmup_steps": 1}', "}", "warmup_steps=1, got None"),
         ('"warmup_steps": 1}', '"warmup_steps": 1, "dropout": 0.5}', "dropout=None, got 0.5"),
-        ('"warmup_steps": 1}', '"warmup_steps": "1"}', "'warmup_steps', got '1'"),
     ],
 )
-def test_a_result_that_was_changed_or_is_of_another_trial_is_named(train, tmp_path, text, other, named):
+def test_a_result_of_another_trial_is_named(train, tmp_path, text, other, named):
     settings = {"tasks.sst2.sweep.head_dropout": (0.1,), "tasks.sst2.sweep.warmup_steps": (1,)}
     train(seeds=(1,), **settings)
     (path,) = (tmp_path / "w").glob("sst2/*/result.json")
-    assert text in path.read_text()
-    path.write_text(path.read_text().replace(text, other))
+    facts = json.dumps(stored.facts(path.parent))
+    assert text in facts
+    stored.write(path.parent, json.loads(facts.replace(text, other)))
     if named is None:
         train(seeds=(1,), **settings)
         return
@@ -401,7 +402,7 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(train, tmp_path, da
         assert len(chosen.notes) == 1 and "seed 1 failed: task_loss is not finite" in chosen.notes[0]
         assert len(calls) == 11
     place = tmp_path / "w" / "sst2" / "lr2e-05-bs32-head_dropout0.1-warmup_steps0-seed1"
-    failed = json.loads((place / "result.json").read_text())
+    failed = stored.facts(place)
     assert failed["swept"] == failing and "metrics" not in failed
     made = suite.prepare(config(tmp_path, data, **SWEPT), epath.Path(tmp_path / "w"))
     point = chosen.best.swept
@@ -424,8 +425,7 @@ def test_the_best_is_one_of_the_trials_that_the_suite_still_has(train, tmp_path,
 
     def score(directories, accuracy):
         for directory in directories:
-            result = json.loads((directory / "result.json").read_text())
-            (directory / "result.json").write_text(json.dumps(result | {"metrics": {"accuracy": accuracy}}))
+            stored.write(directory, stored.facts(directory) | {"metrics": {"accuracy": accuracy}})
 
     score(left, 1.0)
     assert best.find(workdir).directory in left

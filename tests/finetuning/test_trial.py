@@ -17,7 +17,7 @@ from ag_jax.distributed import storage
 from ag_jax.finetuning import attack, encoded, predicting, program, task_training
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.task_training import run_trial
-from ag_jax.finetuning.trial import RESULT, Trial
+from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
@@ -27,6 +27,7 @@ from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.stopping import Interrupted, StopSignal
+from tests import results as stored
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
@@ -108,7 +109,7 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
     result = Setting(kind, epochs=16, learning_rate=3e-3, adversarial=AdversarialConfig(), **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
     assert result["epochs"][-1]["train_loss"] < 0.5 * result["epochs"][0]["train_loss"]
-    assert result == json.loads((tmp_path / RESULT).read_text())
+    assert result == stored.facts(tmp_path)
     assert result["examples"] == {"train": 24, "validation": 10, "test": 6}
     splits = tasks.splits(kind)
     for name, examples in (("validation", splits.validation), ("test", splits.others["test"])):
@@ -152,7 +153,7 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     run, asked = Setting(keep=True), stop_at(monkeypatch, step)
     with pytest.raises(Interrupted, match=f"step {step} of 9"):
         run(tmp_path)
-    assert not (tmp_path / RESULT).exists()
+    assert not (tmp_path / "result.json").exists()
     other = tasks.pretrained({"encoder": {"weight": np.ones(1, np.float32)}})
     with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed"):
         Setting(keep=True, opened=other)(tmp_path)
@@ -222,7 +223,7 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
     run, write = Setting(patience=1, learning_rate=0.5), storage.write_whole
 
     def full(path, text):
-        if path.name == RESULT:
+        if path.name == "result.json":
             raise OSError("No space left on device")
         write(path, text)
 
@@ -233,7 +234,7 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
     monkeypatch.setattr(task_training.storage, "write_whole", write)
     result = run(tmp_path)
     assert result["best_epoch"] == 1 and len(result["epochs"]) == 2, "patience ends it"
-    assert {path.name for path in tmp_path.iterdir()} == {RESULT, "tensorboard", *FILES}
+    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "tensorboard", *FILES}
     (tmp_path / "checkpoints").mkdir()
     assert run(tmp_path) == result and not (tmp_path / "checkpoints").exists(), "what a kill after the result left"
 
@@ -324,7 +325,7 @@ def test_losses_and_outputs_that_are_no_numbers(tmp_path, one_device):
     run = Setting(learning_rate=1e30)
     with pytest.raises(NonFiniteError, match="asa_loss .*tasks.classification.learning_rates"):
         run(tmp_path)
-    assert not (tmp_path / RESULT).exists()
+    assert not (tmp_path / "result.json").exists()
     for value in (np.nan, np.inf):
         with pytest.raises(NonFiniteError, match="classification"):
             predicting.predicted(run.data.task, run.data.validation, [np.full(2, value)] * 10)

@@ -16,6 +16,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import initial_weights, workloads
 from ag_jax.settings import schema
+from tests import results as stored
 from tests import tiny
 from tests.finetuning.tasks import TOKENIZER
 
@@ -187,7 +188,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
     if keep:
         (directory / "weights").mkdir(exist_ok=True)
         (directory / "weights" / "task.json").write_text("{}")
-    (directory / "result.json").write_text(json.dumps(result))
+    stored.write(directory, result)
     return result
 
 

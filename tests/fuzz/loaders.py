@@ -119,7 +119,7 @@ def _untrained(*summaries: str) -> Iterator[None]:
 def _train_finished() -> Result:
     """`train` in the directory of a run that is done."""
     workdir, found = epath.Path(os.path.abspath("finished")), {}
-    with _untrained("finished/summary.json"):
+    with _untrained("finished/result.json"):
         found["summary"] = run.train(run_directory.read_config(workdir), workdir)
     return found
 
@@ -194,7 +194,7 @@ def _comparison() -> Result:
     workdir, found = epath.Path(os.path.abspath("comparison")), {}
     before, comparison._figures = comparison._figures, lambda *_: []
     try:
-        with _untrained(*(f"comparison/{arm}-seed3/summary.json" for arm in ("mlm", "ag"))):
+        with _untrained(*(f"comparison/{arm}-seed3/result.json" for arm in ("mlm", "ag"))):
             found["report"] = comparison.compare(
                 config_files.load("configs/pretraining.py", reading.COMPARED), workdir
             ).read_text()
@@ -276,7 +276,7 @@ def targets() -> Sequence[Target]:
     """All of them."""
     trial = f"trial_kept/{TRIAL}/weights"
     checkpoint = {"files": ("checkpoints/**/*",), "exact": True, "named": ("checkpoint of step", "checkpoints/")}
-    compared = ("*/config.json", "*/summary.json", "*/metrics.jsonl")
+    compared = ("*/config.json", "*/result.json", "*/metrics.jsonl")
     tuned = ("config.json", f"{TRIAL}/*", "sst2/lr0.005*/*")
     open_finished, tokenizer = functools.partial(_open_run, "finished"), ("tokenizer",)
     found = [
@@ -284,7 +284,7 @@ def targets() -> Sequence[Target]:
         Target("run: tokenizer", "finished", ("tokenizer/*",), open_finished, exact=True, named=tokenizer),
         Target("run: checkpoint", "finished", load=open_finished, share=2, **checkpoint),
         Target("adversary: checkpoint", "adversarial", load=lambda: _open_run("adversarial"), **checkpoint),
-        Target("run: summary, settings", "finished", ("config.json", "summary.json"), _train_finished, writes=True),
+        Target("run: summary, settings", "finished", ("config.json", "result.json"), _train_finished, writes=True),
         Target("resumed: checkpoint", "interrupted", load=_resume, writes=True, share=2, **checkpoint),
         Target("resumed: metrics", "interrupted", ("metrics.jsonl",), _metrics, writes=True),
         Target("trial: settings", trial, ("task.json",), _trial, named=(trial,)),

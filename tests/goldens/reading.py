@@ -18,6 +18,7 @@ from ag_jax.pretraining import run, run_directory
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files, schema
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from tests import results as stored_results
 
 RUNS = ("interrupted", "finished", "imported")
 TRIAL = "sst2/lr0.02-bs8-seed0"
@@ -68,20 +69,20 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
 
 def _run(workdir: pathlib.Path) -> dict[str, Any]:
     opened = open_run(epath.Path(workdir))
-    has_metrics, is_done = (workdir / "metrics.jsonl").exists(), (workdir / "summary.json").exists()
+    has_metrics, is_done = (workdir / "metrics.jsonl").exists(), (workdir / "result.json").exists()
     return {
         "step": opened.step,
         "params": digest(opened.params),
         "adversary": digest(opened.adversary_params),
         "tokenizer": opened.tokenizer.fingerprint(),
         "rows": read_metrics(workdir) if has_metrics else None,
-        "summary": _json(workdir / "summary.json") if is_done else None,
+        "summary": dict(stored_results.facts(workdir)) if is_done else None,
     }
 
 
 def _trial(directory: epath.Path) -> dict[str, Any]:
     predictions = {split: results.read_rows(epath.Path(directory), split) for split in SPLITS}
-    result = _without_clock(_json(directory / "result.json"))
+    result = _without_clock(dict(stored_results.facts(directory)))
     result.pop("start")  # names the directory of the checkpoint
     return {"result": result, "predictions": predictions}
 

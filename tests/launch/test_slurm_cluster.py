@@ -13,6 +13,7 @@ import pytest
 
 from ag_jax.training.metrics import read_metrics
 from tests import commands
+from tests import results as stored
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import NODES, Cluster, wait_for
 from tests.multihost.launch import SETTINGS
@@ -163,7 +164,7 @@ def assert_same_end(found: pathlib.Path, expected: pathlib.Path, relative: float
         for key, value in one.items():
             if isinstance(value, (int, float)):
                 np.testing.assert_allclose(value, other[key], rtol=relative, err_msg=f"{key} of step {one['step']}")
-    summaries = [json.loads((directory / "summary.json").read_text()) for directory in (found, expected)]
+    summaries = [stored.facts(directory) for directory in (found, expected)]
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], rel=max(relative, 1e-12))
 
 

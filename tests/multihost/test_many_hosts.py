@@ -81,7 +81,7 @@ def test_two_hosts_train_and_evaluate_as_one(alone, pair, started):
     workdir, (first, second) = pair
     assert_close(workdir, alone)
     assert "2 of 2 hosts joined" in first and f"step {STEPS}/{STEPS}" in first and not unexpected_lines(second)
-    assert (workdir / "summary.json").exists() and len(list((workdir / "tensorboard").iterdir())) == 1
+    assert (workdir / "result.json").exists() and len(list((workdir / "tensorboard").iterdir())) == 1
     started += start(2, ["evaluate", f"--workdir={workdir}"], 2)
     first, second = finish(started)
     assert f'"mlm_loss": {read_metrics(alone)[-1]["mlm_loss"]:.4f}'[:-1] in first and "mlm_loss" not in second
@@ -94,7 +94,7 @@ def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never
     started[0].wait_for("step 3/")
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
-    if not (workdir / "summary.json").exists():  # it may have been faster than the signal
+    if not (workdir / "result.json").exists():  # it may have been faster than the signal
         assert "SIGTERM on host 1: stopped at step" in outputs[0]
         stopped = int(outputs[0].split("stopped at step ")[1].split()[0])
         assert (workdir / "checkpoints" / str(stopped)).is_dir()

@@ -16,6 +16,7 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import schema
 from ag_jax.training.hyperparameters import Hyperparameters
+from tests import results as stored
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import SHORT, on_one_device, params, rows
 
@@ -103,9 +104,9 @@ def test_traces(whole, tmp_path):
     (part / "metrics.jsonl").write_text(lines[0])
     with pytest.raises(ValueError, match="step 2"):
         read(part)
-    (part / "result.json").write_text(json.dumps({"planned_steps": SHORT}))
+    stored.write(part, {"planned_steps": SHORT})
     assert read(part).progress == (1 / 6,), "of a trial that patience ended"
-    (part / "result.json").rename(part / "summary.json")
+    stored.write(part, {"steps": 1})
     (part / "config.json").write_text((whole[0] / "config.json").read_text())
     assert read(part).progress == (1 / 6,), "of a run that its time limit ended"
     row = json.loads(lines[0]) | {"masked/layers": [None, None]}
@@ -126,7 +127,7 @@ def test_the_trace_of_a_run_stays_when_the_earlier_run_goes_on(whole, tmp_path):
     earlier, workdir = tmp_path / "asa", epath.Path(tmp_path / "run")
     earlier.mkdir()
     workdir.mkdir()
-    for name in ("metrics.jsonl", "config.json", "summary.json"):
+    for name in ("metrics.jsonl", "config.json", "result.json"):
         (earlier / name).write_text((whole[0] / name).read_text())
     config = AdversarialConfig("scheduled", masking=FixedMaskConfig(trace=str(earlier)))
     trace = mask_trace.of_run(config, 2, workdir)

@@ -14,6 +14,7 @@ from ag_jax.pretraining import run, run_directory
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.criterion import Criterion, Evaluation
+from tests import results as stored
 from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows, settings
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -59,7 +60,7 @@ def stopped(text, tmp_path_factory):
 def test_the_run_ends_and_its_best_checkpoint_stays(stopped, text, tmp_path, scripted, monkeypatch):
     workdir, summary = stopped
     assert (summary["steps"], summary["patience"], summary["best"]) == (8, 2, {"step": 4, "mlm_loss": 4.0})
-    assert json.loads((workdir / "summary.json").read_text()) == summary
+    assert stored.facts(workdir) == summary
     assert steps_in(workdir / "checkpoints") == [4, 8]
     assert run_directory.best_step(workdir) == 4 and open_run(workdir, 4).step == 4
     shutil.copytree(workdir, tmp_path / "run")

@@ -213,11 +213,11 @@ def interrupted(compared, tmp_path, monkeypatch):
     for name in ("report.md", "report.json"):
         (workdir / name).unlink()
     for name in RUNS[:3]:
-        (workdir / name / "summary.json").rename(workdir / name / "hidden.json")
+        (workdir / name / "result.json").rename(workdir / name / "hidden.json")
 
     def train(config, directory, labels):
         workdir.trained.append((directory.name, labels.tags))
-        (directory / "hidden.json").rename(directory / "summary.json")
+        (directory / "hidden.json").rename(directory / "result.json")
 
     monkeypatch.setattr(run, "train", train)
     object.__setattr__(workdir, "trained", [])

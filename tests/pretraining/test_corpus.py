@@ -30,7 +30,7 @@ def workdir(config, tmp_path) -> epath.Path:
     """The directory of a run that has left something worth keeping."""
     workdir = epath.Path(tmp_path / "run")
     begin(config, workdir)
-    (workdir / "summary.json").write_text("{}")
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
     return workdir
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_lost_the_summary_of_its_text_gets_one_with_a_warning(config,
 def test_an_attempt_that_did_not_begin_leaves_no_tokenizer_behind(config, workdir):
     """The tokenizer was written, but the process ended before the summary was."""
     (workdir / "corpus.json").unlink()
-    (workdir / "summary.json").unlink()
+    (workdir / "checkpoints" / "5").rmdir()
     (workdir / "tokenizer" / "tokenizer.json").write_text("{")
     begin(config, workdir)
     assert prepare(config, workdir).tokenizer.vocabulary_size == 300

@@ -42,7 +42,6 @@ def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, t
     jax.tree.map(np.testing.assert_array_equal, params(copy, LONG), params(whole, LONG))
     assert rows(copy) == rows(whole)
     assert steps_in(copy / "checkpoints") == [0, 3, 6, 11] and steps_in(whole / "checkpoints") == [0, 6, 11]
-    assert json.loads((copy / f"summary-{SHORT}.json").read_text()) == short[1]
     assert run_directory.read_config(copy).training.steps == LONG
 
 
@@ -62,10 +61,10 @@ def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy)
 )
 def test_what_is_no_extension_is_an_error(text, copy, steps, changed, is_finished, named):
     if not is_finished:
-        (copy / "summary.json").unlink()
+        shutil.rmtree(copy / "checkpoints" / str(SHORT))
     with pytest.raises(ValueError, match=named):
         run.train(settings(text, steps, **changed), copy)
-    assert (copy / "summary.json").exists() == is_finished and run_directory.read_config(copy).training.steps == SHORT
+    assert (copy / "result.json").exists() and run_directory.read_config(copy).training.steps == SHORT
 
 
 def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
@@ -75,12 +74,10 @@ def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
     directory, lengths = epath.Path(tmp_path), [(1000, (0.0, 0.3)), (2000, (0.25,)), (4000, (1.0,))]
     for (before, milestones), (steps, others) in itertools.pairwise(lengths):
         (directory / "config.json").write_text(json.dumps({"training": {"milestones": milestones}}))
-        (directory / "summary.json").write_text("{}")
         extension.begin(before, config(steps, *others), directory)
     (directory / "config.json").write_text('{"training": {"milestones": [1.0]}}')
     assert extension.kept_steps(config(4000, 0.01), directory) == (
-        *(0, 10, 20, 40, 250, 300, 500),  # 0.01 and 1.0 of all lengths, and what was stored at each extension
-        *(1000, 2000, 4000),
+        *(0, 40, 300, 500, 4000),  # 0 and 300 of the first, 500 of the second, and 0.01 and 1.0 of the length now
     )
     assert extension.kept_steps(config(4000, 0.01), directory / "not_begun") == ()
     (directory / "kept_steps.json").write_text('{"steps": [0, "300"]}')
@@ -89,12 +86,12 @@ def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
 
 
 def test_changed_files_of_a_run_are_named(text, copy):
-    config, metrics, summary = (copy / name for name in ("config.json", "metrics.jsonl", "summary.json"))
-    whole = summary.read_text()
-    summary.write_text(whole.replace(f'"steps": {SHORT}', f'"steps": {SHORT - 1}'))
-    with pytest.raises(ValueError, match=r"summary\.json: .* 5"):
+    config, metrics, result = (copy / name for name in ("config.json", "metrics.jsonl", "result.json"))
+    whole = result.read_text()
+    result.write_text(whole.replace(f'"steps": {SHORT}', f'"steps": {SHORT - 1}'))
+    with pytest.raises(ValueError, match=r"result\.json has another content"):
         run.train(settings(text), copy)
-    summary.write_text(whole)
+    result.write_text(whole)
     whole = metrics.read_text()
     metrics.write_text(whole.replace("1", "2", 1))
     with pytest.raises(ValueError, match=r"metrics\.jsonl was changed"):

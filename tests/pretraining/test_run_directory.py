@@ -37,7 +37,7 @@ def test_an_attempt_that_left_nothing_may_be_corrected(workdir):
     assert sorted(path.name for path in workdir.iterdir()) == ["config.json", "notes.txt"]
 
 
-@pytest.mark.parametrize("kept", ["checkpoints/0/", "corrupt_checkpoints/4/", "metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("kept", ["checkpoints/0/", "corrupt_checkpoints/4/", "metrics.jsonl"])
 def test_what_is_worth_keeping_keeps_its_config(workdir, kept):
     if kept.endswith("/"):
         (workdir / kept).mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average,
     values["translation"]["average"] = average
     (tmp_path / "checkpoints" / "0").mkdir(parents=True)
     (tmp_path / "config.json").write_text(json.dumps(values))
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": FIRST.training.steps}))
+    (tmp_path / "checkpoints" / str(FIRST.training.steps)).mkdir()
     training = dataclasses.replace(FIRST.training, checkpoint_every=7, steps=FIRST.training.steps + more)
     changed = dataclasses.replace(FIRST, training=training)
     if may_differ:

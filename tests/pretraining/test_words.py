@@ -134,7 +134,7 @@ def test_a_resumed_run_is_the_same(whole, text, tmp_path, monkeypatch):
 def test_the_steps_of_a_failed_attempt_are_not_those_of_the_next_run(whole, text, tmp_path):
     """An attempt that ended before its first checkpoint is replaced, here with half the batch size."""
     workdir = epath.Path(tmp_path / "run")
-    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl", "summary.json"))
+    shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl", "result.json"))
     changed = settings(text, **{"training.batch_size": 2})
     _, found = words.resolve(changed, workdir, run_directory.is_begun)
     assert found.steps in (2 * SHORT, 2 * SHORT + 1)
@@ -158,7 +158,7 @@ def test_the_tokenizer_of_a_failed_attempt_is_not_that_of_the_next_run(whole, te
 def test_an_extended_run_keeps_to_its_epochs(text, tmp_path):
     """Of the words that its record states, also if the extension is only by one step."""
     workdir = epath.Path(tmp_path)
-    (workdir / "summary.json").write_text("{}")
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
     words.record(words.WordSteps(epoch_words=100, epoch_rows=10, steps=5, milestones={}), workdir)
     extended = {"training.words": None, "training.milestone_words": (), "training.max_epochs": 3.0}
     config = settings(text, **extended, **{"training.steps": 7})  # of four rows, with ten words each

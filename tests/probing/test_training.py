@@ -14,6 +14,7 @@ from ag_jax.probing import comparison, measuring
 from ag_jax.settings import config_files
 from ag_jax.training.journal import NonFiniteError
 from tests import commands
+from tests import results as stored
 from tests.probing.test_comparison import documents
 
 TRAINED = """
@@ -70,11 +71,8 @@ def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypat
     models = json.loads(before)["models"]
     assert list(models) == ["model"] and str(folder) in models["model"][0]
     assert trained == [3] and len(measured) == 1 and measured[0].assignment.counts == (("next", 1),)
-    assert (
-        run_directory.read_config(folder).seed == 3 and json.loads((folder / "summary.json").read_text())["steps"] == 1
-    )
-    for name in ("summary.json", "result.json"):  # as if killed at the end of the training
-        (folder / name).unlink()
+    assert run_directory.read_config(folder).seed == 3 and stored.facts(folder)["steps"] == 1
+    (folder / "result.json").unlink()  # as if killed at the end of the training
     (report / "probes" / "model-seed3" / "stories" / "result.json").unlink()
     comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), report)
     assert trained == [3, 3] and len(measured) == 2 and (report / "report.json").read_text() == before

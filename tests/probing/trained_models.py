@@ -21,6 +21,7 @@ from ag_jax.pretraining import initial_weights, origin
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
+from tests import results as stored
 from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
 
@@ -85,6 +86,6 @@ def write(directory):
     params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"))
     finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(place / "weights"))
     result = SUITE_OF | {"task": "sst2", "examples": {"train": 24, "validation": 9}}
-    (place / "result.json").write_text(json.dumps(result))
+    stored.write(place, {"metrics": {}} | result)
     rows = [{"id": example.id, "prediction": 0, "label": 0, "scores": [0, 0]} for example in found.validation]
     (place / "predictions_validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

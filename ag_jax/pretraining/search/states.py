@@ -2,7 +2,7 @@
 
 A search has no other state.
 
-A run is done when its `summary.json` is there and is of all its steps, or of what `training.time_limit` or
+A run is done when its `result.json` is there and is of all its steps, or of what `training.time_limit` or
 `training.patience` allow. `failure.json` says why a run failed, with which settings, and whether
 it diverged; `rungs.json` holds its losses and metrics at the steps at which it was compared with others.
 """
@@ -18,6 +18,7 @@ from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
+from ag_jax.grid import store
 from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search.points import Study
@@ -82,7 +83,7 @@ def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -
         rungs = {step: {name: numbers[name] for name in names} for step, numbers in _rungs(directory / RUNGS).items()}
     summary = run_directory.read_summary(directory)
     if summary is not None and run_directory.is_complete(summary, config):
-        with reading(directory / run_directory.SUMMARY, "train the points in another --workdir"):
+        with reading(store.path_of(directory), "train the points in another --workdir"):
             numbers = numbers_of(summary)
             measured = {name: numbers[name] for name in names}
         if (reason := not_finite(measured, metric)) is not None:

@@ -10,6 +10,7 @@ from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.settings import schema
 from ag_jax.training.journal import NonFiniteError
+from tests import results as stored
 
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
 DIVERGES = 0.75  # learning rate at which the stub diverges
@@ -85,13 +86,13 @@ def outcome(config, until=None):
 
 
 def stub(config, directory, labels, until=None):
-    """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
+    """Note the call in `calls.txt` of the search, and write the result at the end of a run."""
     begin(config, directory)
     with open(directory.parent.parent / "calls.txt", "a") as calls:
         calls.write(f"{directory.parent.name}/{directory.name} {until}\n")
     found = outcome(config, until)
     if until is None:
-        storage.write_whole(directory / "summary.json", json.dumps(found))
+        stored.write(directory, found)
     return found
 
 

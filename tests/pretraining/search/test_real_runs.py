@@ -13,6 +13,7 @@ from ag_jax.pretraining.search import run as search_run
 from ag_jax.settings import config_files
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import steps_in
+from tests import results as stored
 from tests.pretraining import tiny_runs
 from tests.pretraining.search.studies import config_file
 from tests.pretraining.tiny_runs import rows
@@ -56,7 +57,7 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
     alone, directory = epath.Path(tmp_path / "alone"), best.directory(made, 0)
     summary = run.train(best.configs[0], alone)
     assert rows(directory) == rows(alone)
-    assert json.loads((directory / "summary.json").read_text()) == summary
+    assert stored.facts(directory) == summary
     rung = json.loads((directory / "rungs.json").read_text())
     assert [*rung] == ["3"] and rung["3"]["validation_loss"] != summary["validation_loss"]
     # All that may be `search.metric`, which is checked before training, is measured at the rung.

@@ -57,7 +57,7 @@ def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_
     written = {str(path.relative_to(tmp_path / "0")) for path in (tmp_path / "0").rglob("*.*") if path.is_file()}
     assert written == {
         *("calls.txt", "best.json", "report.md", "search.json"),
-        *(f"mlm/lr0.1-seed0/{name}.json" for name in ("config", "rungs", "summary")),
+        *(f"mlm/lr0.1-seed0/{name}.json" for name in ("config", "rungs", "result")),
         *(f"mlm/lr0.75-seed0/{name}.json" for name in ("config", "failure")),
     }
     assert not [host for host in range(1, HOSTS) if (tmp_path / str(host)).exists()], "only host 0 writes"
