@@ -18,6 +18,7 @@ from unittest import mock
 from etils import epath
 
 from ag_jax.finetuning import comparison as finetuning
+from ag_jax.grid import store
 from ag_jax.interop import exporting, importing
 from ag_jax.pretraining import comparison, config, run
 from ag_jax.settings import config_files
@@ -82,6 +83,10 @@ def shrink(here: pathlib.Path) -> None:
                 progress = json.loads(path.read_text())
                 written = progress.pop(checkpoint.FINGERPRINT) | {checkpoint.PROGRESS: of_json(progress)}
                 path.write_text(json.dumps(progress | {checkpoint.FINGERPRINT: written}))
+            elif path.name == "result.json":  # likewise
+                result = json.loads(path.read_text())
+                del result["sha256"]
+                store.write(epath.Path(path.parent), store.of_json(result))
 
 
 def main() -> None:
