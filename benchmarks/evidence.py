@@ -9,11 +9,11 @@ Experiments that were recorded before are files of JSON lines, `NAME.jsonl` in p
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
 import subprocess
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -55,30 +55,38 @@ class PointCell(Cell):
     """A point of an experiment as a cell; a result of other code is an error.
 
     point: the point.
-    measure: returns what the line of the point has beside its fields and its origin; `failed`, if it failed, says why.
+    measure: returns what the line of the point has beside the fields of the point and `stamp`. If it fails, the line
+        has the reason as `failed`.
     program: file of the program that measures it.
+    code: what ran (`code_of`), as it was when the program started.
     """
 
     point: Point
     measure: Callable[[], Line]
     program: pathlib.Path
+    code: Mapping[str, str]
 
     on_change: ClassVar[Literal["redo", "refuse"]] = "refuse"
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Hashes of the package and of the program."""
-        return {"code": package_hash(_root(self.program)), "program": store.digest(self.program.read_text())}
+        """Digests of the package, of the program and of the options, and the values of the point."""
+        inputs = {name: value for name, value in self.code.items() if name != "commit"}
+        return inputs | {"point": json.dumps(dataclasses.asdict(self.point))}
 
     def compute(self, directory: epath.Path) -> Result:
-        """Measure the point. Raises ValueError if the code is not committed, or changes meanwhile."""
-        root, inputs = check(self.program), self.inputs
+        """Measure the point. Raises ValueError if the code is not that with which the program started."""
+        self._check()
         line = dataclasses.asdict(self.point) | self.measure()
-        package_hash.cache_clear()
-        if self.inputs != inputs:
-            raise ValueError(f"the code of {root} was changed while this program ran: start it again")
-        line |= stamp(root)
+        self._check()
+        origin = {"command": record.command(), "commit": self.code["commit"], "package": self.code["package"]}
+        line |= origin | record.machine()
         return Result(line, status="diverged" if "failed" in line else "done", reason=line.get("failed"))
+
+    def _check(self) -> None:
+        now = code_of(self.program)
+        if any(self.code[name] != now[name] for name in ("package", "program")):
+            raise ValueError(f"the code of {self.program} was changed since this program started: start it again")
 
 
 def run(
@@ -86,6 +94,7 @@ def run(
     program: pathlib.Path,
     points: Points[AnyPoint],
     measure: Callable[[AnyPoint, Sequence[Line]], Line],
+    options: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[Line] | None:
     """Compute the points of an experiment that have no line yet; return the lines of all.
 
@@ -94,20 +103,28 @@ def run(
     folder: the folder of the experiment's results.
     program: the file of the program, in the clone whose code is run.
     points: which points may be computed; see `Points`.
-    measure: a point and the lines so far -> what its line has beside its fields and its origin.
+    measure: a point and the lines so far -> what its line has beside the fields of the point and its origin.
+    options: digests of what else the results depend on, such as a model or data that the command names.
+
+    Raises ValueError if the folder has results of other code or options, or if nothing may be recorded (`code_of`).
     """
-    check(program)
-    cells: dict[AnyPoint, PointCell] = {}
+    code, cells = code_of(program) | options, dict[AnyPoint, PointCell]()
 
     def cell(point: AnyPoint) -> PointCell:
         if point not in cells:
-            cells[point] = PointCell(point.name, point, lambda: measure(point, read(folder)), program)
+            cells[point] = PointCell(point.name, point, lambda: measure(point, read(folder)), program, code)
         return cells[point]
 
     def plan(table: Table) -> Stage:
         ready, is_last = points([dict(result.facts) for result in table.values()])
         return Stage(list(map(cell, ready)), is_last)
 
+    for result in _results(folder):  # also those of points that this command does not have
+        if changes := [name for name in code if name != "commit" and result.inputs.get(name) != code[name]]:
+            raise ValueError(
+                f"{folder} has results of another {' and '.join(changes)}, which are never mixed: go back to it, or "
+                "give another folder with --results"
+            )
     table = grid.run(plan, epath.Path(folder))
     return None if table is None else [dict(result.facts) for result in table.values()]
 
@@ -120,45 +137,42 @@ def read(folder: pathlib.Path) -> list[Line]:
     path = place(folder)
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
-    results = [store.read(epath.Path(cell)) for cell in sorted(path.iterdir())] if path.exists() else []
-    return [dict(result.facts) for result in results if result is not None]
+    return [dict(result.facts) for result in _results(path)]
+
+
+def _results(folder: pathlib.Path) -> list[Result]:
+    results = [store.read(epath.Path(path.parent)) for path in sorted(folder.glob("*/result.json"))]
+    return [result for result in results if result is not None]
 
 
 def place(folder: pathlib.Path) -> pathlib.Path:
-    """Return the folder with the results of an experiment, or the older `NAME.jsonl` if there is no folder."""
+    """Return the folder with the results of an experiment, or the older `NAME.jsonl` if the folder has none."""
     older = folder.with_suffix(".jsonl")
-    return older if older.exists() and not folder.exists() else folder
+    return older if older.exists() and not any(folder.glob("*/result.json")) else folder
 
 
-def check(program: pathlib.Path) -> pathlib.Path:
-    """Return the clone of a program. Raises ValueError if its results may not be recorded.
+def code_of(program: pathlib.Path) -> dict[str, str]:
+    """Return the commit of a program's clone, and hashes of the package and of the program.
 
-    That is so if the package that Python imports is not that of the clone, or if the code has changes that are not
-    committed, so that no commit says what ran.
+    Raises ValueError if results may not be recorded: if the package that Python imports is not that of the clone, or if
+    the code has changes that are not committed, so that no commit says what ran.
     """
-    root = _root(program)
+    root = program.resolve().parent.parent
     package = pathlib.Path(ag_jax.__file__).resolve()
-    if not package.is_relative_to(root.resolve()):
+    if not package.is_relative_to(root):
         raise ValueError(f"{package} is not in the clone {root}, whose commit would be recorded: set PYTHONPATH={root}")
     if changed := _git(root, "status", "--porcelain", "--", *CODE, PROGRAMS).splitlines():
         raise ValueError(
             f"{root} has uncommitted changes of the code, so its commit does not say what ran: "
             f"{', '.join(line[3:] for line in changed[:5])}; commit them, or take a clone of their own for results"
         )
-    return root
-
-
-def stamp(root: pathlib.Path) -> Line:
-    """Return what every line has to say of its origin: command, commit, hash of the code, device and versions."""
     return {
-        "command": record.command(),
         "commit": _git(root, "rev-parse", "HEAD").strip(),
         "package": package_hash(root),
-        **record.machine(),
+        "program": hashlib.sha256(program.read_bytes()).hexdigest()[:16],
     }
 
 
-@functools.cache
 def package_hash(root: pathlib.Path) -> str:
     """Return a hash of the code: of the names and contents of all Python files of the package and its configs."""
     hashed = hashlib.sha256()
@@ -166,10 +180,6 @@ def package_hash(root: pathlib.Path) -> str:
         content = path.read_bytes()
         hashed.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return hashed.hexdigest()[:16]
-
-
-def _root(program: pathlib.Path) -> pathlib.Path:
-    return program.resolve().parent.parent
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str:

@@ -49,6 +49,7 @@ from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.suite import Suite
 from ag_jax.grid import store
 from ag_jax.grid.cells import Result
+from ag_jax.interop import opening
 from ag_jax.settings import config_files
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.stopping import Interrupted
@@ -66,7 +67,7 @@ HELD_OUT = 1_000  # the most held-out examples that the selection predicts
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(evidence.Point):
+class TrialPoint(evidence.Point):
     """A trial that is recorded as one line.
 
     freelb_step: length of FreeLB's steps of ascent; None for other arms.
@@ -90,12 +91,12 @@ class Chosen:
     learning_rates: Mapping[str, float]
     freelb_step: float
 
-    def cell(self, task: str, arm: str, seed: int) -> Cell:
+    def cell(self, task: str, arm: str, seed: int) -> TrialPoint:
         """Return the cell of a task, an arm and a seed with the chosen values."""
-        return Cell(task, arm, seed, self.learning_rates[task], self.freelb_step if arm == "freelb" else None)
+        return TrialPoint(task, arm, seed, self.learning_rates[task], self.freelb_step if arm == "freelb" else None)
 
 
-def planned(chosen: Chosen, task: str) -> list[Cell]:
+def planned(chosen: Chosen, task: str) -> list[TrialPoint]:
     """Return the cells of a task in their order: arm by arm, `plain` with the gate first, then the temperatures."""
     arms = ARMS[task] + (TEMPERATURES if task == TEMPERATURES_TASK else ())
     return [chosen.cell(task, arm, seed) for arm in arms for seed in range(SEEDS)]
@@ -106,28 +107,33 @@ def record_of(folder: pathlib.Path, task: str) -> pathlib.Path:
     return folder / f"{NAME}_{task}"
 
 
-def rate_cells() -> list[Cell]:
+def rate_cells() -> list[TrialPoint]:
     """Return the cells by which the learning rates are chosen."""
     return [
-        Cell(task, "plain", seed, rate) for task in ARMS for rate in LEARNING_RATES for seed in range(SELECTION_SEEDS)
+        TrialPoint(task, "plain", seed, rate)
+        for task in ARMS
+        for rate in LEARNING_RATES
+        for seed in range(SELECTION_SEEDS)
     ]
 
 
-def step_cells(learning_rate: float) -> list[Cell]:
+def step_cells(learning_rate: float) -> list[TrialPoint]:
     """Return the cells by which FreeLB's step size is chosen, at the learning rate chosen for their task."""
     return [
-        Cell(STEP_TASK, "freelb", seed, learning_rate, step) for step in FREELB_STEPS for seed in range(SELECTION_SEEDS)
+        TrialPoint(STEP_TASK, "freelb", seed, learning_rate, step)
+        for step in FREELB_STEPS
+        for seed in range(SELECTION_SEEDS)
     ]
 
 
-def best(lines: Sequence[Line], of: Sequence[Cell], value: str) -> float:
+def best(lines: Sequence[Line], of: Sequence[TrialPoint], value: str) -> float:
     """Return the value of the field `value` with the highest mean score among the cells `of`, the smallest of equals.
 
     The score is the primary metric on held-out training examples; a value with a trial that failed is not chosen.
 
     Raises ValueError if a cell has no line, or if all values failed.
     """
-    by_cell = {Cell.of(line): line for line in lines}
+    by_cell = {TrialPoint.of(line): line for line in lines}
     if missing := [cell for cell in of if cell not in by_cell]:
         raise ValueError(
             f"the selection of {value} lacks {len(missing)} of {len(of)} trials, the first being {missing[0]}: run "
@@ -217,7 +223,7 @@ def digest(examples: Iterable[Any]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> None:
+def restore_trace(cell: TrialPoint, lines: Iterable[Line], directory: epath.Path) -> None:
     """Write the shares of attention that a trial masked, its trace, into its directory if they are not there, with a
     `result.json` that says of how many steps they are.
 
@@ -229,7 +235,7 @@ def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> N
     """
     if (directory / "metrics.jsonl").exists():
         return
-    (line,) = (line for line in lines if Cell.of(line) == cell)
+    (line,) = (line for line in lines if TrialPoint.of(line) == cell)
     rows = [
         {"step": int(step), "split": "train", "masked/layers": share}
         for step, share in line["masked"]["layers_by_step"].items()
@@ -240,7 +246,7 @@ def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> N
 
 
 def trained(
-    cell: Cell, options: argparse.Namespace, root: epath.Path, lines: Sequence[Line], *, selecting: bool
+    cell: TrialPoint, options: argparse.Namespace, root: epath.Path, lines: Sequence[Line], *, selecting: bool
 ) -> Line:
     """Train the trial of a cell below `root`, resume it, or read it if it is done; return the results for its line.
 
@@ -279,7 +285,7 @@ def trained(
     }
 
 
-def _prepared(cell: Cell, options: argparse.Namespace, root: epath.Path) -> Suite:
+def _prepared(cell: TrialPoint, options: argparse.Namespace, root: epath.Path) -> Suite:
     """Return the suite with the only trial of a cell, in a directory below `root`."""
     arguments = {"checkpoint": options.checkpoint, "data": options.data, "tasks": cell.task, "arm": cell.arm}
     arguments["learning_rate"] = repr(cell.learning_rate)
@@ -318,7 +324,7 @@ def _masked(directory: epath.Path) -> Line:
     return {"masked": share.numbers() | {"layers_by_step": by_step}}
 
 
-def needed(cell: Cell, chosen: Chosen) -> set[Cell]:
+def needed(cell: TrialPoint, chosen: Chosen) -> set[TrialPoint]:
     """Return the cells that must have a line before a cell is trained: those of the gate of its task, and the one whose
     trace of masked shares the arm `scheduled` follows; none for the cells of a gate.
     """
@@ -334,9 +340,9 @@ def select(folder: pathlib.Path, options: argparse.Namespace) -> list[Line] | No
     They are scored on held-out training examples.
     """
 
-    def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+    def ready(lines: Sequence[Line]) -> tuple[list[TrialPoint], bool]:
         """Return the cells of the learning rates, and when these are done, those of FreeLB's step size, too."""
-        is_last = set(rate_cells()) <= set(map(Cell.of, lines))
+        is_last = set(rate_cells()) <= set(map(TrialPoint.of, lines))
         return [*rate_cells(), *(step_cells(rates(lines)[STEP_TASK]) if is_last else ())], is_last
 
     return _run(folder, options, ready, selecting=True)
@@ -349,9 +355,9 @@ def compare(task: str, folder: pathlib.Path, options: argparse.Namespace, chosen
     """
     told: list[str] = []
 
-    def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+    def ready(lines: Sequence[Line]) -> tuple[list[TrialPoint], bool]:
         """Return the cells that may begin; print, once, that the task is at chance."""
-        done, reason = set(map(Cell.of, lines)), at_chance(task, lines, options.data)
+        done, reason = set(map(TrialPoint.of, lines)), at_chance(task, lines, options.data)
         if reason and not told:
             print(reason, flush=True)
             told.append(reason)
@@ -363,18 +369,19 @@ def compare(task: str, folder: pathlib.Path, options: argparse.Namespace, chosen
 
 
 def _run(
-    folder: pathlib.Path, options: argparse.Namespace, ready: evidence.Points[Cell], *, selecting: bool
+    folder: pathlib.Path, options: argparse.Namespace, ready: evidence.Points[TrialPoint], *, selecting: bool
 ) -> list[Line] | None:
     # Below the hash of the code, so that trials of other code are never read or resumed.
     root = epath.Path(options.workdir) / evidence.package_hash(ROOT) / ("selection" if selecting else "arms")
 
-    def measure(cell: Cell, lines: Sequence[Line]) -> Line:
+    def measure(cell: TrialPoint, lines: Sequence[Line]) -> Line:
         line = trained(cell, options, root, lines, selecting=selecting)
         what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
         print(f"{cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
         return line
 
-    return evidence.run(folder, pathlib.Path(__file__), ready, measure)
+    opened = opening.open_encoder(options.checkpoint)
+    return evidence.run(folder, pathlib.Path(__file__), ready, measure, {"checkpoint": opened.digest})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -45,6 +45,7 @@ from ag_jax.analysis import maps
 from ag_jax.attention.assignment import Assignment
 from ag_jax.data import pipeline
 from ag_jax.data.probes import minimal_pairs
+from ag_jax.grid import store
 from ag_jax.interop import opening
 from ag_jax.models.encoder import Ports
 from ag_jax.pretraining import build, report, run, workloads
@@ -72,7 +73,7 @@ MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(evidence.Point):
+class Run(evidence.Point):
     """A run that is recorded as one line."""
 
     positions: str
@@ -91,7 +92,7 @@ class Cell(evidence.Point):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthCell(evidence.Point):
+class DepthRun(evidence.Point):
     """A run of the quickstart with another number of layers or warm-up steps that is recorded as one line."""
 
     layers: int
@@ -110,10 +111,10 @@ def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
     return config_files.load(source, overrides | {"training.tensorboard": False}).settings
 
 
-def selection() -> list[Cell]:
+def selection() -> list[Run]:
     """Return the cells by which learning rates are chosen."""
     return [
-        Cell("learned", norm, optimizer, "none", rate, 0)
+        Run("learned", norm, optimizer, "none", rate, 0)
         for norm, optimizer, rate in itertools.product(NORMS, OPTIMIZERS, LEARNING_RATES)
         if (norm, optimizer) not in KNOWN
     ]
@@ -126,10 +127,10 @@ def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
 
     Raises ValueError if all runs of a norm and an optimizer failed.
     """
-    by_cell = {Cell.of(line): line.get("validation_loss", float("inf")) for line in lines}
+    by_cell = {Run.of(line): line.get("validation_loss", float("inf")) for line in lines}
     if not set(selection()) <= by_cell.keys():
         return None
-    best: dict[tuple[str, str], Cell] = {}
+    best: dict[tuple[str, str], Run] = {}
     for cell in selection():
         key = cell.norm, cell.optimizer
         if key not in best or by_cell[cell] < by_cell[best[key]]:
@@ -139,21 +140,21 @@ def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
     return KNOWN | {key: cell.learning_rate for key, cell in best.items()}
 
 
-def planned(rates: dict[tuple[str, str], float]) -> list[Cell]:
+def planned(rates: dict[tuple[str, str], float]) -> list[Run]:
     """Return the cells of the experiment, seed by seed, with the chosen learning rates."""
     every = [*itertools.product(POSITIONS, NORMS, OPTIMIZERS, ARMS)]
     every += [(positions, "post", "adamw", arm) for positions in POSITIONS for arm in PATTERNS]
     return [
-        Cell(positions, norm, optimizer, arm, rates[norm, optimizer], seed)
+        Run(positions, norm, optimizer, arm, rates[norm, optimizer], seed)
         for seed in SEEDS
         for positions, norm, optimizer, arm in every
     ]
 
 
-def by_rate() -> list[Cell]:
+def by_rate() -> list[Run]:
     """Return the cells that show how the effect of guidance depends on the learning rate."""
     return [
-        Cell(positions, "post", optimizer, arm, rate, 0)
+        Run(positions, "post", optimizer, arm, rate, 0)
         for optimizer in OPTIMIZERS
         for rate in RATES[optimizer]
         for positions in POSITIONS
@@ -161,16 +162,16 @@ def by_rate() -> list[Cell]:
     ]
 
 
-def ready(lines: Sequence[Line]) -> tuple[list[Cell], bool]:
+def ready(lines: Sequence[Line]) -> tuple[list[Run], bool]:
     """Return the cells of the selection, and when these are done, all others; whether no others follow."""
     rates = choose(lines)
     return (selection(), False) if rates is None else ([*selection(), *planned(rates)], True)
 
 
-def by_depth() -> list[DepthCell]:
+def by_depth() -> list[DepthRun]:
     """Return the cells that show how guidance depends on depth and warm-up, seed by seed."""
     return [
-        DepthCell(layers, warmup_steps, arm, seed)
+        DepthRun(layers, warmup_steps, arm, seed)
         for seed in SEEDS
         for layers in LAYERS
         for warmup_steps in WARMUPS
@@ -178,7 +179,7 @@ def by_depth() -> list[DepthCell]:
     ]
 
 
-def trained(cell: Cell | DepthCell, lines: Sequence[Line], root: epath.Path) -> Line:
+def trained(cell: Run | DepthRun, lines: Sequence[Line], root: epath.Path) -> Line:
     """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
     config, directory, begun, start = cell.config(), root / cell.name, os.getloadavg()[0], time.monotonic()
     line = dataclasses.asdict(cell) | {"steps": config.training.steps}
@@ -220,7 +221,7 @@ def masses(directory: epath.Path) -> Line:
     return {"mass": {name: best_N.round(4).tolist() for name, best_N in best.items()}, "chance": chance}
 
 
-def judged(cell: Cell, lines: Sequence[Line], root: epath.Path, pairs: Sequence[minimal_pairs.Pair]) -> Line:
+def judged(cell: Run, lines: Sequence[Line], root: epath.Path, pairs: Sequence[minimal_pairs.Pair]) -> Line:
     """Score minimal pairs by the run of a cell; return the accuracies for its line."""
     start, opened = time.monotonic(), opening.open_masked_lm(str(root / cell.name))
     scored = scoring.score(opened, pairs)
@@ -268,10 +269,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rates = choose(lines)
     if rates is None:
         sys.exit(f"{folder / NAME} lacks runs of the selection: run this command without --blimp first")
-    done = {Cell.of(line) for line in lines if "failed" not in line}
+    done = {Run.of(line) for line in lines if "failed" not in line}
     scored = [cell for cell in planned(rates) if cell in done]
     judge = functools.partial(judged, root=root, pairs=pairs)
-    evidence.run(folder / f"{NAME}_blimp", program, lambda lines: (scored, True), judge)
+    options = {"pairs": store.digest([dataclasses.astuple(pair) for pair in pairs])}
+    evidence.run(folder / f"{NAME}_blimp", program, lambda lines: (scored, True), judge, options)
 
 
 if __name__ == "__main__":

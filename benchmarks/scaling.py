@@ -35,7 +35,7 @@ SLICES = (("8x8", 2), ("16x16", 2))  # shape and number
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell(evidence.Point):
+class Step(evidence.Point):
     """A step that is compiled.
 
     generation: generation of TPUs, such as v5e.
@@ -49,15 +49,15 @@ class Cell(evidence.Point):
     slices: int
 
 
-def planned(generation: str, models: list[str]) -> Iterator[Cell]:
+def planned(generation: str, models: list[str]) -> Iterator[Step]:
     """Yield the cells in the order of their chips; a batch must have a sequence for each chip."""
     for shape, slices in [*((shape, 1) for shape in SHAPES), *SLICES]:
         for model in models:
-            of = [Cell(generation, model, scaling, shape, slices) for scaling in ("strong", "weak")]
+            of = [Step(generation, model, scaling, shape, slices) for scaling in ("strong", "weak")]
             yield from (cell for cell in (of if model == "roberta_12" else of[:1]) if config_of(cell) is not None)
 
 
-def config_of(cell: Cell) -> ExperimentConfig | None:
+def config_of(cell: Step) -> ExperimentConfig | None:
     """Return the config of a step; None if the batch has fewer sequences than there are chips."""
     chips = topology.parse(f"{cell.generation}:{cell.shape}", cell.slices).chips
     source, rows = MODELS[cell.model]
@@ -71,7 +71,7 @@ def config_of(cell: Cell) -> ExperimentConfig | None:
     return schema.parse(ExperimentConfig, values)
 
 
-def measure(cell: Cell) -> dict[str, Any]:
+def measure(cell: Step) -> dict[str, Any]:
     """Compile one step; return its memory, and bounds and forecast of its time, in bytes and seconds."""
     of, config = topology.parse(f"{cell.generation}:{cell.shape}", cell.slices), config_of(cell)
     assert config is not None

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+import types
 
 import pytest
 
@@ -33,12 +34,10 @@ def clone(tmp_path, monkeypatch):
     git(root, "add", "-A")
     git(root, "commit", "-qm", "first")
     monkeypatch.setattr(evidence.ag_jax, "__file__", str(root / "ag_jax" / "a.py"))
-    evidence.package_hash.cache_clear()
-    yield root
-    evidence.package_hash.cache_clear()
+    return root
 
 
-def run(clone, folder, calls):
+def run(clone, folder, calls, options=types.MappingProxyType({})):
     """Two arms; then the better one with a second seed."""
     first = [Arm("plain", 0), Arm("ag", 0)]
 
@@ -52,7 +51,7 @@ def run(clone, folder, calls):
         calls.append((point, len(lines)))
         return {"failed": "not finite"} if point.arm == "plain" else {"loss": 0.5}
 
-    return evidence.run(folder, clone / "benchmarks" / "program.py", points, measure)
+    return evidence.run(folder, clone / "benchmarks" / "program.py", points, measure, options)
 
 
 def test_points_are_computed_once_and_say_what_ran(clone, tmp_path):
@@ -60,9 +59,9 @@ def test_points_are_computed_once_and_say_what_ran(clone, tmp_path):
     lines = run(clone, folder, calls := [])
     assert calls == [(Arm("plain", 0), 0), (Arm("ag", 0), 1), (Arm("ag", 1), 2)]
     assert [(line["arm"], line["seed"], line.get("loss"), line.get("failed")) for line in lines] == [
-        ("plain", 0, None, "not finite"),
         ("ag", 0, 0.5, None),
         ("ag", 1, 0.5, None),
+        ("plain", 0, None, "not finite"),
     ]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True).stdout.strip()
     assert all(line["commit"] == commit and len(line["package"]) == 16 and line["device"] for line in lines)
@@ -79,20 +78,54 @@ def test_other_code_is_refused(clone, tmp_path, name):
     with pytest.raises(ValueError, match=f"uncommitted .*{name}"):
         run(clone, tmp_path / "y", [])
     git(clone, "commit", "-qam", "second")
-    evidence.package_hash.cache_clear()  # as in another process
-    with pytest.raises(ValueError, match="computed for another (code|program)"):
+    with pytest.raises(ValueError, match=f"{tmp_path / 'x'} has results of another (package|program)"):
         run(clone, tmp_path / "x", [])
     assert len(run(clone, tmp_path / "y", [])) == 3
 
 
-def test_code_that_changes_while_it_runs(clone, tmp_path):
+@pytest.mark.parametrize("name", ["ag_jax/a.py", "benchmarks/program.py"])
+@pytest.mark.parametrize("is_between", [False, True])
+def test_code_that_changes_while_it_runs(clone, tmp_path, name, is_between):
+    """While a point is measured, or between two points."""
+    calls = []
+
+    def change():
+        (clone / name).write_text("x = 3\n")
+        git(clone, "commit", "-qam", "second")
+
+    def points(lines):
+        if lines and is_between and "3" not in (clone / name).read_text():
+            change()
+        return [Arm("ag", seed) for seed in range(2)], True
+
     def measure(point, lines):
-        (clone / "ag_jax" / "a.py").write_text("x = 3\n")
+        calls.append(point)
+        if not is_between:
+            change()
         return {}
 
-    with pytest.raises(ValueError, match="changed while"):
-        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", lambda lines: ([Arm("ag", 0)], True), measure)
-    assert evidence.read(tmp_path / "x") == []
+    with pytest.raises(ValueError, match="changed since"):
+        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", points, measure)
+    assert len(calls) == 1 and len(evidence.read(tmp_path / "x")) == is_between
+
+
+def test_results_with_other_options_are_refused(clone, tmp_path):
+    run(clone, tmp_path / "x", [], {"pairs": "ab"})
+    with pytest.raises(ValueError, match="of another pairs"):
+        run(clone, tmp_path / "x", [], {"pairs": "cd"})
+    assert len(run(clone, tmp_path / "x", calls := [], {"pairs": "ab"})) == 3 and not calls
+
+
+def test_points_of_one_name_are_not_taken_for_each_other(clone, tmp_path):
+    points = [Arm("a", "b-c"), Arm("a-b", "c")]
+    with pytest.raises(ValueError, match="same directory"):
+        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", lambda _: (points, True), lambda *_: {})
+
+
+def test_a_package_of_another_place_records_nothing(clone, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence.ag_jax, "__file__", str(tmp_path / "ag_jax" / "a.py"))
+    with pytest.raises(ValueError, match="PYTHONPATH"):
+        run(clone, tmp_path / "x", [])
 
 
 def test_older_lines_are_read_until_there_are_results(clone, tmp_path):

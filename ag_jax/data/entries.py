@@ -25,15 +25,15 @@ from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import reading
 
-# Takes the lock with this path, within a `with` statement, if no other process has it; its value is whether it did.
-Claim = Callable[[epath.Path], AbstractContextManager[bool]]
+# Takes the lock with this path, within a `with` statement, if no other process has it; its value is true if it did.
+Claim = Callable[[epath.Path], AbstractContextManager[object]]
 Write = Callable[[pathlib.Path], None]
 LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
 COPIED_TOGETHER = 2**24  # bytes
 
 
 @contextlib.contextmanager
-def unclaimed(path: epath.Path) -> Iterator[bool]:
+def unclaimed(path: epath.Path) -> Iterator[object]:
     """Context manager that lets every caller make the entry at `path`, for processes that do not share the work."""
     del path
     yield True
@@ -175,7 +175,7 @@ class Entries:
         return (self.local / name / MANIFEST).exists() and (self.remote is None or self._is_in_store(name))
 
     @contextlib.contextmanager
-    def _claimed(self, name: str) -> Iterator[bool]:
+    def _claimed(self, name: str) -> Iterator[object]:
         """Context manager that tries to claim the making of an entry, or only its copy if the object store has it."""
         root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:

@@ -3,8 +3,8 @@
 A lock is a file that names its holder, who removes it at the end. A process that is killed leaves the file behind. How
 such a stale lock is recognised depends on where the holder ran:
 
-* On this machine, in the same container: the lock is stale if no running process has the holder's process id and start
-  time.
+* On this machine, since it last booted and in the same container: the lock is stale if no running process has the
+  holder's process id and start time.
 * Anywhere else, or if that cannot be determined: the holder rewrites the file every 15 seconds, so the lock is stale if
   the file does not change for two minutes, by the clock of the waiting machine.
 """
@@ -77,40 +77,38 @@ def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[No
 class Claims:
     """Locks that a process takes only if they are free, by which processes share work.
 
-    `with claims(path) as mine:` takes the lock if no other process holds it; it never waits, and `mine` says whether it
-    was taken. A lock left behind by a process that ended is replaced, but one of another machine only after this object
-    has been asked for it for two minutes in which its file did not change. Not collective.
+    `with claims(path) as mine:` takes the lock if no other process holds it, and never waits; `mine` is None if it was
+    not taken. A lock left behind by a process that ended is replaced. If it is of another machine, it is replaced when
+    this object finds its file unchanged since a look more than two minutes ago. Not collective.
     """
 
     def __init__(self):
-        # Of each lock of another machine: its file's last text, when that was new, and whether there was one before it.
-        self._texts: dict[epath.Path, tuple[str, float, bool]] = {}
+        self._watched: dict[epath.Path, _Watched] = {}  # locks of other machines
 
     @contextlib.contextmanager
-    def __call__(self, path: epath.Path) -> Iterator[bool]:
-        """Context manager that takes a lock if it is free; its value is whether it did.
+    def __call__(self, path: epath.Path) -> Iterator["_Lock | None"]:
+        """Context manager that takes a lock if it is free; its value is the lock, or None if it is not.
 
         Raises OSError if the file cannot be written.
         """
         lock = _Lock(path)
         mine = self.take(lock)
         try:
-            yield mine
+            yield lock if mine else None
         finally:
             if mine:
                 lock.release()
 
     def runs(self, path: epath.Path) -> bool:
-        """Return whether the process that holds a lock is known to run: a process here, or a file that has changed."""
+        """Return whether the process that holds a lock is known to run.
+
+        A process of another machine is, if this object has seen its file change between two looks.
+        """
         content = _Lock(path).read()
         if content is None:
             return False
-        text, holder = content
-        is_gone = holder.is_gone() if holder else None
-        if is_gone is None:
-            text_before, _, has_changed = self._texts.get(path, (text, 0.0, False))
-            return has_changed or text != text_before
-        return not is_gone
+        is_gone = content[1].is_gone() if content[1] else None
+        return self._watch(path, content[0]).has_changed if is_gone is None else not is_gone
 
     def take(self, lock: "_Lock") -> bool:
         """Take a lock if it is free; return whether this process now holds it."""
@@ -118,20 +116,39 @@ class Claims:
         if not is_taken and (content := lock.read()):
             text, holder = content
             is_gone = holder.is_gone() if holder else None
-            if self._is_unchanged(lock.path, text) if is_gone is None else is_gone:
+            if is_gone is None:
+                is_gone = time.monotonic() - self._watch(lock.path, text).since > STALE_AFTER
+            if is_gone:
                 lock.remove(content)
                 is_taken = lock.create()
         if is_taken:
             lock.start()
         return is_taken
 
-    def _is_unchanged(self, path: epath.Path, text: str) -> bool:
-        """Return whether this object has seen a lock's file with the same text for `STALE_AFTER` seconds."""
-        text_before, since, _ = self._texts.get(path, (None, 0.0, False))  # not "", the text of a file just created
-        if text_before != text:
-            self._texts[path] = text, time.monotonic(), text_before is not None
-            return False
-        return time.monotonic() - since > STALE_AFTER
+    def _watch(self, path: epath.Path, text: str) -> "_Watched":
+        """Note that the file of a lock of another machine has this text now; return what is known of the file."""
+        now, before = time.monotonic(), self._watched.get(path)
+        if before is None or before.text != text:
+            # A change since a look that is long past says nothing: the holder may have died since.
+            has_changed = before is not None and now - before.looked < STALE_AFTER
+            before = self._watched[path] = _Watched(text, since=now, looked=now, has_changed=has_changed)
+        before.looked = now
+        return before
+
+
+@dataclasses.dataclass
+class _Watched:
+    """What a process has seen of the lock file of another machine.
+
+    text: its text.
+    since, looked: when it first and last looked at this text, in seconds of the monotonic clock.
+    has_changed: whether it has seen another text less than `STALE_AFTER` seconds before.
+    """
+
+    text: str
+    since: float
+    looked: float
+    has_changed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +156,7 @@ class Holder:
     """Identity of the process that holds a lock.
 
     host: name of its machine, as users know it.
-    machine: id of its machine and container (`_machine`).
+    machine: id of its machine's boot and of its container (`_machine`).
     pid: its process id.
     process_started: its start time (`_started`), because process ids are reused.
     since: local time at which it took the lock, for messages.
@@ -194,8 +211,23 @@ class _Lock:
 
         An object store creates the file in one step, too. If its answer is lost, the file has this process's token.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return storage.create(self.path, self._text(beats=0)) or (storage.is_remote(self.path) and self._is_ours())
+        for is_last in (False, True):
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                is_new = storage.create(self.path, self._text(beats=0))
+                break
+            except FileNotFoundError:  # the last holder has removed the directory meanwhile (`hold`)
+                if is_last:
+                    raise
+        return is_new or (storage.is_remote(self.path) and self._is_ours())
+
+    def confirm(self) -> None:
+        """End this process if another one has taken over the lock, before it writes what the lock protects.
+
+        That happens to a process which did not run for minutes, such as on a machine that was suspended.
+        """
+        if (holder := self.holder()) not in (self._holder, None):
+            self._leave(holder)
 
     def start(self) -> None:
         """Start the thread, once the lock is taken."""
@@ -279,12 +311,13 @@ class _Lock:
 
 
 def _machine() -> str:
-    """Return the id of the container in which this process runs, in which alone its process id has a meaning.
+    """Return an id of the machine's boot and of the container in which this process runs; empty on macOS.
 
-    It is empty on macOS.
+    A process id has a meaning only within them, and machines may have the same name.
     """
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 

@@ -86,8 +86,9 @@ class Cell:
 class Stage:
     """Cells that may be computed now.
 
-    cells: the cells, also those that are computed already.
-    is_last: whether their results are all that the experiment needs. Otherwise they decide which cells come next.
+    cells: the cells. Those that are computed already may be among them.
+    is_last: whether no more cells become ready by their results, so that a process may leave the last of them to others
+        instead of waiting.
     """
 
     cells: Sequence[Cell]

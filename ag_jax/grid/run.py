@@ -22,15 +22,16 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
 
     Processes share the cells if they call this function with the same plan and directory, whenever each starts and
     ends. A process claims a cell, computes it, and writes its result; a cell whose process was killed is free again. If
-    other processes work on all that is left, it waits for results that may make more cells ready. If there are none to
-    come, it returns None, and the process that computes the last cell returns the results.
+    other processes work on all that is left, the process waits, because their results may make more cells ready. But in
+    the last stage of the plan it returns None: the process that computes the last cell gets all results, those of cells
+    that failed among them.
 
     A stored result that is damaged, or was computed from other inputs, is computed anew, with a line that says so.
 
     plan: the results so far -> the cells that may be computed now. As it is called again and again, it should return
         the same objects.
     workdir: directory of the experiment, in which each cell has its own.
-    retry: compute cells that failed before once more.
+    retry: compute cells that failed before once more; each of several processes does, if they fail again.
 
     Every host must call it: host 0 reads, claims and writes, and all compute the same cells.
 
@@ -39,7 +40,8 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
     experiment = _Experiment(plan, workdir, retry)
     while True:
         stored = hosts.from_first("the results", experiment.read)
-        table = {name: store.of_json(content) for name, content in stored.items()}
+        # In one order, in which no process has found them.
+        table = {name: store.of_json(content) for name, content in sorted(stored.items())}
         stage = plan(table)
         left = [cell for cell in stage.cells if cell.name not in table]
         if not left:
@@ -47,11 +49,10 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
         with contextlib.ExitStack() as claims:
             number = hosts.from_first("the next cell", functools.partial(experiment.claim, left, claims))
             if number is not None:
-                cell = left[number]
-                hosts.tell(f"{cell.name}: {len(table)} cells are done, {len(left)} to go")
-                result = dataclasses.replace(cell.compute(workdir / cell.path), inputs=dict(cell.inputs))
-                if hosts.is_first():
-                    store.write(workdir / cell.path, result, cell.until)
+                cell, inputs = left[number], dict(left[number].inputs)
+                hosts.tell(f"{cell.name}: {len(table)} cells are computed, {len(left)} to go")
+                result = dataclasses.replace(cell.compute(workdir / cell.path), inputs=inputs)
+                hosts.from_first("the result", functools.partial(experiment.write, cell, result))
                 continue
         if hosts.from_first("the other processes", functools.partial(experiment.leave, left, stage.is_last)):
             return None
@@ -68,15 +69,15 @@ class _Experiment:
         self._plan, self._workdir, self._retry = plan, workdir, retry
         self._claims = lock.Claims()
         self._table: dict[str, Result] = {}
-        self._begun: set[str] = set()  # names of the cells that this process has computed, or tried to
+        self._begun: set[str] = set()  # names of cells that this process has computed, whose failures `retry` leaves
         self._told: set[str] = set()
 
     def read(self) -> dict[str, Any]:
         """Read the results that are stored since the last call; return all as JSON values, by name of the cell."""
         is_new = True
         while is_new:  # because results make more cells ready, which may have results, too
-            cells = [cell for cell in self._plan(self._table).cells if cell.name not in self._table]
-            new = {cell.name: result for cell in cells if (result := self._stored(cell)) is not None}
+            cells = [cell for cell in self._cells() if cell.name not in self._table]
+            new = {cell.name: result for cell in cells if (result := self._valid(cell)) is not None}
             self._table |= new
             is_new = bool(new)
         return {name: store.to_json(result) for name, result in self._table.items()}
@@ -89,13 +90,21 @@ class _Experiment:
         claims: takes the claim, and thereby ends it.
         """
         for number, cell in enumerate(cells):
-            is_mine = claims.enter_context(self._claims(self._lock_of(cell)))
-            if is_mine and self._stored(cell) is None:  # another process may have stored its result meanwhile
-                # Its files are written over, and a cell that is killed must not have the result of other files.
-                store.path_of(self._workdir / cell.path, cell.until).unlink(missing_ok=True)
-                self._begun.add(cell.name)
-                return number
+            with contextlib.ExitStack() as attempt:
+                mine = attempt.enter_context(self._claims(self._lock_of(cell)))
+                if mine and self._valid(cell) is None:  # another process may have stored its result meanwhile
+                    self._confirm = mine.confirm
+                    # Its files are written over, and a cell that is killed must not have the result of other files.
+                    store.path_of(self._workdir / cell.path, cell.until).unlink(missing_ok=True)
+                    self._begun.add(cell.name)
+                    claims.enter_context(attempt.pop_all())
+                    return number
         return None
+
+    def write(self, cell: Cell, result: Result) -> None:
+        """Store the result of the claimed cell."""
+        self._confirm()
+        store.write(self._workdir / cell.path, result, cell.until)
 
     def leave(self, cells: Sequence[Cell], is_last: bool) -> bool:
         """Return whether the last cells can be left to other processes, which are known to run; tell that, or to wait.
@@ -109,10 +118,16 @@ class _Experiment:
         self._tell(f"waiting for other processes, which work on {names}")
         return False
 
+    def _cells(self) -> Sequence[Cell]:
+        cells = self._plan(dict(sorted(self._table.items()))).cells
+        if len({cell.name for cell in cells}) < len(set(cells)):
+            raise ValueError(f"two cells of {self._workdir} have the same directory, of which one would be left out")
+        return cells
+
     def _lock_of(self, cell: Cell) -> epath.Path:
         return self._workdir / cell.path / lock.FILE
 
-    def _stored(self, cell: Cell) -> Result | None:
+    def _valid(self, cell: Cell) -> Result | None:
         """Return the stored result of a cell; None if there is none, or if it is to be computed anew."""
         directory = self._workdir / cell.path
         try:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ class DamagedError(ValueError):
 def digest(*content: Any) -> str:
     """Return the SHA-256 of JSON values, for `Cell.inputs`."""
     # Values of a user's own code may be numpy's integers.
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=int).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=operator.index).encode()).hexdigest()
 
 
 def path_of(directory: epath.Path, until: int | None = None) -> epath.Path:
@@ -41,10 +42,15 @@ def path_of(directory: epath.Path, until: int | None = None) -> epath.Path:
 
 
 def write(directory: epath.Path, result: Result, until: int | None = None) -> None:
-    """Write the result of a cell, whose files are there already."""
-    content = to_json(result)
+    """Write the result of a cell, whose files are there already, and read it back.
+
+    Raises DamagedError if what is read is not what was written.
+    """
+    content = json.loads(json.dumps(to_json(result), default=operator.index))  # with texts as keys
     text = json.dumps({**content, "sha256": digest(content)}, indent=2) + "\n"
     storage.write_whole(path_of(directory, until), text)
+    if (found := read(directory, until)) is None or to_json(found) != content:
+        raise DamagedError(f"{path_of(directory, until)} is not what was written there just now")
 
 
 def read(directory: epath.Path, until: int | None = None) -> Result | None:
@@ -53,11 +59,11 @@ def read(directory: epath.Path, until: int | None = None) -> Result | None:
     Raises DamagedError if the result or one of its files is not what was written.
     """
     path = path_of(directory, until)
-    if not path.exists():
-        return None
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(storage.read_whole(path))
         sha256 = content.pop("sha256")
+    except FileNotFoundError:
+        return None
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise DamagedError(f"{path} is no JSON of a result ({type(error).__name__})") from error
     if digest(content) != sha256:

@@ -22,8 +22,8 @@ SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory 
 class TrainingCell(Cell):
     """The training of a run, whose run directory is that of the cell. The facts of its result are the run's summary.
 
-    With other settings it is computed again: training refuses those that the stored run does not have, and goes on with
-    more steps.
+    If the settings are others than those of the stored result, `compute` goes on with the run: it trains on for more
+    steps, and raises ValueError for settings with which the run cannot go on. Changes of the text are found by `check`.
 
     config: the settings of the run.
     labels: group the run at Weights & Biases.
@@ -46,12 +46,19 @@ class TrainingCell(Cell):
         run_directory.check(self.config, directory)
         if run_directory.is_begun(directory):
             pretraining_corpus.check_files(self.config, directory)
-        run.check(self.config, directory)
+        run.check_tests(self.config, directory)
 
     def compute(self, directory: epath.Path) -> Result:
         """Train or resume the run. If it diverges, or one machine has too little memory, that is the result."""
         try:
-            return Result(run.train_held(self.config, directory, self.labels, self.until))
+            run.check(self.config, directory)
+            facts = run.train_held(self.config, directory, self.labels, self.until)
+            if self.until is not None and facts["steps"] != self.until:
+                raise ValueError(
+                    f"{directory} is at step {facts['steps']}, and its losses at step {self.until} are not known, "
+                    "because it was trained with other steps of comparison: use those, or choose another --workdir"
+                )
+            return Result(facts)
         except NonFiniteError as error:
             return Result(status="diverged", reason=str(error))
         except jax.errors.JaxRuntimeError as error:

@@ -14,7 +14,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.grid import run as grid
-from ag_jax.grid.cells import Cell, Stage
+from ag_jax.grid.cells import Cell, Stage, Table
 from ag_jax.interop import opening
 from ag_jax.pretraining import arms
 from ag_jax.pretraining.config import ExperimentConfig
@@ -169,13 +169,20 @@ def _check(configs: Mapping[str, ProbingConfig], experiments: Mapping[str, Seque
 
 
 def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
-    """Train the models of a comparison that are trained first. Raises ValueError if one of them fails."""
+    """Train the models of a comparison that are trained first. Raises ValueError as soon as one of them fails."""
     for cell in cells:
         cell.check(workdir)  # so that a conflict shows now and not hours later
-    table = grid.run(lambda table: Stage(cells, is_last=False), workdir)
-    for name, result in (table or {}).items():
-        if not result.is_done:
-            raise ValueError(f"{workdir / name} cannot be probed, because its training failed: {result.reason}")
+
+    def plan(table: Table) -> Stage:
+        for name, result in table.items():
+            if not result.is_done:
+                raise ValueError(
+                    f"{workdir / name} cannot be probed, because its training failed ({result.reason}): change its "
+                    f"settings, or delete {workdir / name} to train it again"
+                )
+        return Stage(cells, is_last=False)
+
+    grid.run(plan, workdir)
 
 
 def _probe_cells(

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -146,15 +147,15 @@ class Killed(BaseException):
 
 
 def killed(monkeypatch, last, task):
-    """Run a task until half a write after its first `last` halves of writes; return whether it came so far.
+    """Run a task until half a change of the files after its first `last` halves; return whether it came so far.
 
-    As after a kill, nothing more is written, and locks stay behind as those of a dead process.
+    As after a kill, nothing more is written or deleted, so that locks stay behind.
     """
     halves = itertools.count(1)
 
-    def counted(write):
+    def counted(change):
         def call(*arguments, **settings):
-            for part in (lambda: None, lambda: write(*arguments, **settings)):
+            for part in (lambda: None, lambda: change(*arguments, **settings)):
                 value = part()
                 if next(halves) >= last:
                     raise Killed
@@ -162,8 +163,9 @@ def killed(monkeypatch, last, task):
 
         return call
 
+    changes = ((storage, "create"), (storage, "write_whole"), (store, "write_arrays"), (os, "remove"), (os, "unlink"))
     with monkeypatch.context() as patch:
-        for owner, name in ((storage, "create"), (storage, "write_whole"), (store, "write_arrays"), (os, "unlink")):
+        for owner, name in changes:
             patch.setattr(owner, name, counted(getattr(owner, name)))
         try:
             task()
@@ -176,16 +178,18 @@ def killed(monkeypatch, last, task):
 def test_killed_before_and_after_each_of_its_writes(tmp_path, monkeypatch, what):
     plan = {"scores": lambda: constant(scores([], 2)), "rungs": lambda: rungs([])}[what]
     whole = grid.run(plan(), epath.Path(tmp_path / "whole"))
+    left = 0
     for last in itertools.count(1):
         folder = tmp_path / str(last)
         workdir = epath.Path(folder)
         was_killed = killed(monkeypatch, last, lambda: grid.run(plan(), workdir))  # noqa: B023
         for path in folder.rglob("lock.json"):
+            left += 1
             path.write_text(path.read_text().replace('"process_started": "', '"process_started": "0'))
         assert grid.run(plan(), workdir) == whole
         if not was_killed:
             break
-    assert last > 12
+    assert last > 12 and left > 8
 
 
 def test_other_inputs_are_named_and_computed_anew(disk, capsys):
@@ -271,6 +275,49 @@ def test_a_cell_may_start_from_the_files_of_another(disk, capsys):
     assert len(grid.run(plan(calls := [], "other"), disk)) == 2 and not calls
 
 
+def test_two_cells_of_one_directory_are_an_error(disk):
+    with pytest.raises(ValueError, match="same directory"):
+        grid.run(constant([Score("a", 1, []), Score("a", 2, [])]), disk)
+
+
+def test_a_rung_is_computed_anew_alone(disk):
+    """Its result is deleted, and not that of the whole training."""
+    cells = [Training("point1", 5, [], until=3), Training("point1", 5, [])]
+    table = grid.run(constant(cells), disk)
+    path = disk / "point1" / "result-3.json"
+    path.write_text(path.read_text().replace("-3.0", "-9.0"))
+    whole = (disk / "point1" / "result.json").read_text()
+    (disk / "point1" / "step").unlink()
+    assert grid.run(constant(cells), disk) == table and (disk / "point1" / "result.json").read_text() == whole
+
+
+def test_what_is_read_back_is_what_was_written(disk, monkeypatch):
+    """Keys of JSON are texts, numbers of numpy become those of Python, and a file system that lies is noticed."""
+    store.write(disk, Result({2: np.int64(7), 10: None}))
+    assert store.read(disk).facts == {"2": 7, "10": None}
+    monkeypatch.setattr(storage, "write_whole", lambda path, text: path.write_text(text.replace("7", "8")))
+    with pytest.raises(store.DamagedError):
+        store.write(disk, Result({2: np.int64(7)}))
+
+
+def test_a_process_that_lost_its_claim_writes_no_result(disk, monkeypatch):
+    class Left(BaseException):
+        pass
+
+    class Slow(Score):
+        def compute(self, directory):
+            held(directory / lock.FILE, host="far")
+            return super().compute(directory)
+
+    def leave(status):
+        raise Left
+
+    monkeypatch.setattr(lock.hosts, "leave_at_once", leave)
+    with pytest.raises(Left):
+        grid.run(constant([Slow("a", 1, [])]), disk)
+    assert store.read(disk / "a") is None
+
+
 def test_a_longer_training_goes_on(disk):
     grid.run(constant([Training("point1", 3, [])]), disk)
     table = grid.run(constant([Training("point1", 5, calls := [])]), disk)
@@ -324,6 +371,37 @@ def test_a_cell_of_another_machine_that_is_lost(disk, monkeypatch):
     held(disk / "arm" / "seed1" / lock.FILE, host="another")
     monkeypatch.setattr(lock, "STALE_AFTER", 0.1)
     assert len(grid.run(constant(scores(calls := [])), disk)) == 3 and names(calls)[-1] == "arm/seed1"
+
+
+def test_the_last_cell_is_left_to_a_process_of_another_machine_that_beats(disk, monkeypatch):
+    beats, path = itertools.count(1), disk / "arm" / "seed1" / lock.FILE
+    held(path, host="another")
+
+    def sleep(_):
+        storage.write_whole(path, path.read_text().replace('"beats"', f'"x{next(beats)}": 0, "beats"'))
+
+    monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=sleep))
+    assert grid.run(constant(scores(calls := [])), disk) is None and names(calls) == ["arm/seed0", "arm/seed2"]
+
+
+def test_a_beat_of_long_ago_says_nothing(disk, monkeypatch):
+    """The process of another machine has beaten while this one computed a cell for an hour, and ended since."""
+    clock, path = [0.0], disk / "arm" / "seed0" / lock.FILE
+    monkeypatch.setattr(lock.time, "monotonic", lambda: clock[0])
+    held(path, host="another")
+
+    class Long(Score):
+        def compute(self, directory):
+            held(path, host="another", token="later")
+            clock[0] += 3600
+            return super().compute(directory)
+
+    def sleep(_):
+        clock[0] += 30
+
+    monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=sleep))
+    cells = [Score("arm/seed0", 0, calls := []), Long("arm/seed1", 1, calls)]
+    assert len(grid.run(constant(cells), disk)) == 2 and names(calls) == ["arm/seed1", "arm/seed0"]
 
 
 def test_several_hosts_compute_the_same_cells(tmp_path, disk, monkeypatch):

@@ -99,6 +99,8 @@ class PairsCell(Cell):
     def compute(self, directory: epath.Path) -> Result:
         """Score the sentences of all pairs."""
         opened = opening.open_masked_lm(self.checkpoint, self.run_step)
+        if models.digest(opened.model.config, opened.params, opened.tokenizer) != self.model:
+            raise ValueError(f"{self.description} was changed while this command ran: run the same command again")
         scored = scoring.score(opened, self.pairs, scoring.show_progress(self.path))
         scores = store.write_arrays(directory, "scores.npz", scored.scores)
         facts = {"model": self.description, "unknown": scored.unknown, "too_long": scored.too_long}
