@@ -177,14 +177,19 @@ def _check(verb: Any) -> None:
                 splits.find_task(name, recipe)
     if isinstance(config, FinetuningConfig) and share:
         parts.numbers_of(share, _comparison(config).count_trials(configs.values()), "trials")
-    elif isinstance(config, ProbingConfig) and share:
-        raise _probes_have_no_parts(verb.part)
-    elif share:
-        parts.numbers_of(share, len(configs), "runs")
+    elif isinstance(verb, Compare):
+        _check_flags(verb)
 
 
-def _probes_have_no_parts(part: str | None) -> ValueError:
-    return ValueError(f"--part={part}: processes with the same --workdir share probes without it, so leave it out")
+def _check_flags(verb: Compare) -> None:
+    """Raise ValueError for a flag that has no effect on a comparison of this kind."""
+    config = verb.config.settings
+    if verb.part is not None and not isinstance(config, FinetuningConfig):
+        raise ValueError(
+            f"--part={verb.part}: processes with the same --workdir share this work without it: leave it out"
+        )
+    if verb.retry and not isinstance(config, ExperimentConfig):
+        raise ValueError("--retry trains runs of pre-training again: leave it out")
 
 
 def _comparison(config: Any) -> Any:
@@ -222,11 +227,10 @@ def _train(verb: Train) -> None:
 
 def _compare(verb: Compare) -> None:
     config = verb.config.settings
-    share = {"part": verb.part} if verb.part is not None else {}
-    if share and isinstance(config, ProbingConfig):
-        raise _probes_have_no_parts(verb.part)
+    _check_flags(verb)
+    flags = {"part": verb.part} if verb.part is not None else {"retry": True} if verb.retry else {}
     kind = {ExperimentConfig: COMPARISON, FinetuningConfig: SUITES, ProbingConfig: PROBES}[type(config)]
-    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), **share)
+    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), **flags)
     if report is not None:
         _tell(f"the report is {report}")
 

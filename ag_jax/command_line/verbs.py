@@ -117,20 +117,24 @@ class Finetune(OnHosts):
 class Compare(OnHosts):
     """Train or probe every arm of a config for pre-training, translation, fine-tuning or probes; write a report.
 
-    part: K/N trains every N-th run, that is an arm with one seed, or trial of fine-tuning, from the K-th on, for N
-        processes with one --workdir, the last of which writes the report
+    Processes with one --workdir share the runs of pre-training, and the probes; the last one writes the report.
+
+    part: of trials of fine-tuning, K/N trains every N-th from the K-th on, for N processes with one --workdir, the last
+        of which writes the report
+    retry: train the runs of pre-training again that failed before
     """
 
     name = "compare"
     examples = (
         "ag-jax compare --config=quickstart --workdir=runs/quickstart",
         "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
-        "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds --part=2/6",
+        "ag-jax compare --config=finetune:checkpoint=runs/bert,data=glue/ --workdir=runs/glue --part=2/20",
     )
     kinds = (ExperimentConfig, FinetuningConfig, ProbingConfig)
     config: Config
     workdir: str
     part: str | None = None
+    retry: bool = False
     trust_code: bool = False
     print_config: bool = False
 

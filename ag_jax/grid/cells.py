@@ -74,6 +74,11 @@ class Cell:
         """Digests of everything that the result depends on, such as {"model": ..., "text": ..., "settings": ...}."""
         raise NotImplementedError
 
+    def changes(self, stored: Result) -> list[str]:
+        """Return the names of the inputs from which a stored result was not computed; [] if it is that of the cell."""
+        names = sorted({*self.inputs, *stored.inputs})
+        return [name for name in names if self.inputs.get(name) != stored.inputs.get(name)]
+
     def compute(self, directory: epath.Path) -> Result:
         """Compute the cell, or resume it, and return its result, whose files it writes.
 

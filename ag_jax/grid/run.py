@@ -137,8 +137,7 @@ class _Experiment:
             return None
         if result is None:
             return None
-        names = sorted({*cell.inputs, *result.inputs})
-        if changes := [name for name in names if cell.inputs.get(name) != result.inputs.get(name)]:
+        if changes := cell.changes(result):
             change = f"{directory} was computed for another {' and '.join(changes)}"
             if cell.on_change == "refuse":
                 raise ValueError(f"{change}: choose another --workdir, or go back to what it was computed for")

@@ -1,7 +1,6 @@
 """`ag-jax compare` for pre-training: train every arm with every seed, and write the report."""
 
 import dataclasses
-import functools
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +15,15 @@ from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
-from ag_jax.distributed import hosts, lock, parts, storage
+from ag_jax.distributed import hosts, lock, storage
+from ag_jax.grid import run as grid
+from ag_jax.grid.cells import Stage, Table
 from ag_jax.pretraining import (
     arms,
     build,
     comparable,
     last_layer,
     report,
-    run,
     run_directory,
     scores,
     translate,
@@ -35,6 +35,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.pretraining.training_cell import TrainingCell
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
 from ag_jax.training.checkpoint import saved_metrics
@@ -90,119 +91,61 @@ def arm_configs(base: Config) -> tuple[dict[tuple[str, int], ExperimentConfig], 
     return configs, arms.overridden(of_arms)
 
 
-def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
-    """Train or resume a comparison's runs, and return the path of its report; None while other parts have runs left.
+def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath.Path | None:
+    """Train or resume a comparison's runs, and return the path of its report.
+
+    The result is None if other processes train the last runs: the one that ends last writes the report.
 
     base: the config whose arms are compared.
-    workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`.
-    part: `K/N` trains every N-th run from the K-th on, and the part that finds all runs finished writes the report; if
-        runs of other parts are left, the result is None. None trains all.
+    workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`. Processes that have the
+        same one share the runs.
+    retry: train runs again that failed before.
 
     Finished runs are not trained again. On several hosts, host 0 writes the report.
+
+    Raises ValueError if a run failed, after the others were trained.
     """
-    share = None if part is None else parts.parse_part(part)
     (configs, overridden), workdir = arm_configs(base), storage.directory(workdir)
     incomparable = comparable.warnings({arm: config for (arm, _), config in configs.items()}, "arms")
     arms.announce([*overridden, *incomparable])
-    if share is None:
-        with lock.hold(workdir / lock.FILE):
-            return _compare(base, configs, workdir, overridden, incomparable)
-    # Parts train at the same time, so each locks only the runs that it trains, and the directory for the report alone.
-    if unfinished := _train_share(configs, workdir, share):
-        hosts.tell(
-            f"part {part} is done; {unfinished} of {len(configs)} runs are left to other parts, the last of which "
-            "reports"
+    cells = {}
+    for (arm, seed), config in configs.items():
+        resolved, _ = words.resolve(config, workdir / f"{arm}-seed{seed}", run_directory.is_begun)
+        cells[arm, seed] = TrainingCell(f"{arm}-seed{seed}", resolved, Labels(group=workdir.name, tags=(arm,)))
+    for cell in cells.values():  # so that a conflict shows now and not hours later
+        cell.check(workdir)
+    stage = Stage(list(cells.values()))
+    table = grid.run(lambda _: stage, workdir, retry=retry)
+    if table is None:
+        return None
+    if failures := [f"{name} ({result.reason})" for name, result in table.items() if not result.is_done]:
+        raise ValueError(
+            f"there is no report of {workdir}, because training failed: {'; '.join(failures)}. Change the settings of "
+            "these runs and choose another --workdir, or train them again with --retry"
         )
-        return None
-    with lock.hold(workdir / lock.FILE, wait=True):
-        return _compare(base, configs, workdir, overridden, incomparable)
+    with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the runs may write it at the same time
+        return _report(base, cells, table, workdir, overridden, incomparable)
 
 
-def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
-    """Train or resume one process's share of a comparison's runs; return how many other runs are unfinished."""
-    numbers = parts.numbers_of(share, len(configs), "runs")
-    directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {
-        key: words.resolve(config, directories[key], run_directory.is_begun)[0] for key, config in configs.items()
-    }
-    _check_runs(configs, directories)
-    for number, (key, config) in enumerate(configs.items()):
-        if number in numbers:
-            _train(config, directories[key], Labels(group=workdir.name, tags=(key[0],)))
-
-    def count_unfinished() -> int:
-        return sum(_finished(config, directories[key]) is None for key, config in configs.items())
-
-    return hosts.from_first("the runs that are left", count_unfinished)
-
-
-def _check_runs(
-    configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
-) -> None:
-    """Raise ValueError if a run of a comparison cannot be trained or resumed; called before the first one is trained.
-
-    Nothing is written, because other processes may be at work in these directories: a run's directory is claimed when
-    it is trained, with its lock held.
-    """
-
-    def check() -> None:
-        for key, config in configs.items():
-            run_directory.check(config, directories[key])
-            if run_directory.is_begun(directories[key]):
-                pretraining_corpus.check_files(config, directories[key])
-
-    hosts.from_first("the run directories", check)
-    for key, config in configs.items():
-        run.check_tests(config, directories[key])
-
-
-def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> dict[str, Any]:
-    """Train or resume a run, and return its summary.
-
-    A finished run is only read, because the process that trained it may still hold the run's lock.
-    """
-    done = hosts.from_first("the summary", functools.partial(_finished, config, directory))
-    return done or run.train(config, directory, labels)
-
-
-def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
-    """Return the stored summary of a run that has nothing left to train; None for an unfinished run."""
-    summary = run_directory.read_summary(directory)
-    if summary is None or run_directory.check(config, directory) != config.training.steps:  # a shorter run is extended
-        return None
-    return summary if run_directory.is_complete(summary, config) else None
-
-
-def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
-    return workdir / f"{arm}-seed{seed}"
-
-
-def _compare(
+def _report(
     base: Config,
-    configs: dict[tuple[str, int], ExperimentConfig],
+    cells: Mapping[tuple[str, int], TrainingCell],
+    table: Table,
     workdir: epath.Path,
     overridden: Sequence[str],
     incomparable: Sequence[str],
 ) -> epath.Path:
-    arm_names = list(dict.fromkeys(arm for arm, _ in configs))
-    directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {
-        key: words.resolve(config, directories[key], run_directory.is_begun)[0] for key, config in configs.items()
-    }
-    _check_runs(configs, directories)
-    summaries = {
-        (arm, seed): _train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
-        for (arm, seed), config in configs.items()
-    }
-
+    """Write the report of a comparison, whose runs are all trained; return its path."""
+    arm_names = list(dict.fromkeys(arm for arm, _ in cells))
+    configs = {key: cell.config for key, cell in cells.items()}
+    directories = {key: workdir / cell.path for key, cell in cells.items()}
+    summaries = {key: dict(table[cell.name].facts) for key, cell in cells.items()}
     path = workdir / "report.md"
     if not hosts.is_first():
         return path
-    runs = {f"{arm}-seed{seed}": (config, directories[arm, seed]) for (arm, seed), config in configs.items()}
-    mixed = [
-        *pretraining_corpus.other_texts(runs),
-        *_other_limits(dict(zip(runs, zip(configs.values(), summaries.values(), strict=True), strict=True))),
-    ]
+    runs = {cell.path: (cell.config, directories[key]) for key, cell in cells.items()}
+    limits = {cell.path: (cell.config, summaries[key]) for key, cell in cells.items()}
+    mixed = [*pretraining_corpus.other_texts(runs), *_other_limits(limits)]
     arms.announce(mixed)
     warnings = [*incomparable, *mixed]
     first_run, first = next(iter(configs.items()))

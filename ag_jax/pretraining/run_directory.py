@@ -56,6 +56,15 @@ MAY_DIFFER = (
     "search.",
     "inspection.",
 )
+# Those of MAY_DIFFER that may decide whether a run fails: how much memory it needs, how long it lasts.
+OF_FAILURE = (
+    "mesh.",
+    "model.attention",
+    "model.remat",
+    "model.scan_layers",
+    "training.patience",
+    "training.time_limit",
+)
 # Those of MAY_DIFFER that only matter once there is a model: `config.json` has the latest, for the verbs that read it.
 # `training.keep_last` is one of them because `translation.average` may not be larger.
 AFTER_TRAINING = (
@@ -243,14 +252,14 @@ def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:
 
 
 def result_inputs(config: ExperimentConfig) -> dict[str, str]:
-    """Return digests of the settings on which a run's result depends (see `grid.cells.Cell.inputs`)."""
-    limits = ("training.time_limit", "training.patience")
-    settings = {
-        name: value
-        for name, value in schema.flat(schema.to_dict(config)).items()
-        if name in limits or not schema.is_among(name, MAY_DIFFER)
-    }
-    return {"settings": store.digest(settings)}
+    """Return digests of the settings on which a run's result depends (see `grid.cells.Cell.inputs`).
+
+    `settings` are those with which its numbers would be others, and `resources` those that may decide whether it fails.
+    """
+    flat = schema.flat(schema.to_dict(config))
+    settings = {name: value for name, value in flat.items() if not schema.is_among(name, MAY_DIFFER)}
+    resources = {name: value for name, value in flat.items() if schema.is_among(name, OF_FAILURE)}
+    return {"settings": store.digest(settings), "resources": store.digest(resources)}
 
 
 def is_complete(result: dict[str, Any], config: ExperimentConfig) -> bool:

@@ -34,8 +34,20 @@ class TrainingCell(Cell):
 
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
-        """A digest of the settings, but for those with which a run may be resumed."""
+        """Digests of the settings on which the result depends, and of those on which it depends whether it fails."""
         return run_directory.result_inputs(self.config)
+
+    def changes(self, stored: Result) -> list[str]:
+        """Return the inputs of which a stored result is not; a failed run is to be trained with other resources.
+
+        A run that a time limit or patience ended goes on if it is longer now.
+        """
+        changes = super().changes(stored)
+        if not stored.is_done:
+            return changes
+        if self.until is None and not run_directory.is_complete(dict(stored.facts), self.config):
+            changes.append("time limit or patience")
+        return [name for name in changes if name != "resources"]
 
     def check(self, workdir: epath.Path) -> None:
         """Raise ValueError if the cell of an experiment cannot be trained; called before the first one is.

@@ -15,6 +15,8 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparable, comparison, report, run, run_directory
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.settings import config_files, schema
+from ag_jax.training.journal import NonFiniteError
+from tests import results as stored
 from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
 from tests.training.trainees import wandb_runs
 
@@ -67,17 +69,17 @@ def at_wandb():
 @pytest.fixture(scope="module")
 def compared(source, overrides, at_wandb, tmp_path_factory):
     """The report of a comparison that was ended in its third run. Runs at wandb can be told apart."""
-    workdir, train, calls = epath.Path(tmp_path_factory.mktemp("compared")), run.train, []
+    workdir, train, calls = epath.Path(tmp_path_factory.mktemp("compared")), run.train_held, []
     at_wandb.clear()
 
-    def dies_in_the_third_run(config, directory, labels):
+    def dies_in_the_third_run(config, directory, labels, until):
         calls.append(directory.name)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return train(config, directory, labels)
+        return train(config, directory, labels, until)
 
     with on_one_device(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "train", dies_in_the_third_run)
+        patch.setattr(run, "train_held", dies_in_the_third_run)
         with pytest.raises(KeyboardInterrupt):
             comparison.compare(config_files.load(source, overrides), workdir)
         assert calls == [*RUNS[:3]] and not (workdir / "report.md").exists()
@@ -212,58 +214,64 @@ def interrupted(compared, tmp_path, monkeypatch):
     shutil.copytree(compared.parent, workdir)
     for name in ("report.md", "report.json"):
         (workdir / name).unlink()
+    facts = {name: stored.facts(workdir / name) for name in RUNS}
     for name in RUNS[:3]:
-        (workdir / name / "result.json").rename(workdir / name / "hidden.json")
+        (workdir / name / "result.json").unlink()
 
-    def train(config, directory, labels):
+    def train(config, directory, labels, until):
         workdir.trained.append((directory.name, labels.tags))
-        (directory / "hidden.json").rename(directory / "result.json")
+        if directory.name == workdir.fails:
+            raise NonFiniteError("the loss of step 2 is nan")
+        return facts[directory.name]
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(run, "train_held", train)
     object.__setattr__(workdir, "trained", [])
+    object.__setattr__(workdir, "fails", None)
     return workdir
 
 
-def test_parts_are_one_comparison(compared, interrupted, source, overrides, capsys):
-    assert comparison.compare(config_files.load(source, overrides), interrupted, "1/3") is None
-    assert interrupted.trained == [("mlm-seed3", ("mlm",))], "the fourth run, which is its own, too, is finished"
-    assert "2 of 4 runs" in capsys.readouterr().err
-    assert comparison.compare(config_files.load(source, overrides), interrupted, "3/3") is None
-    assert not (interrupted / "report.md").exists()
+def test_what_is_left_is_trained(compared, interrupted, source, overrides):
     with lock.hold(interrupted / "ag-seed8" / lock.FILE):  # by a process that has finished its run, but not yet ended
-        assert comparison.compare(config_files.load(source, overrides), interrupted, "2/3") == interrupted / "report.md"
-    assert [name for name, _ in interrupted.trained] == ["mlm-seed3", "mlm-seed8", "ag-seed3"]
+        assert comparison.compare(config_files.load(source, overrides), interrupted) == interrupted / "report.md"
+    assert [name for name, _ in interrupted.trained] == list(RUNS[:3])
+    assert interrupted.trained[0][1] == (RUNS[0].partition("-")[0],)
     for name in ("report.md", "report.json"):
         theirs = (compared.parent / name).read_text().replace(compared.parent.name, "copy")
         assert (interrupted / name).read_text() == theirs
 
 
-@pytest.mark.parametrize("part", [None, "1/2"])
-def test_a_run_that_another_process_trains_is_left_alone(source, overrides, tmp_path, monkeypatch, part):
+def test_a_run_that_another_process_trains_is_left_alone(interrupted, source, overrides, capsys):
     """Its directory holds nothing worth keeping yet, and would be cleared by a process that claims it."""
-    directory = epath.Path(tmp_path / "mlm-seed3")
+    directory = interrupted / RUNS[1]
+    shutil.rmtree(directory)
     (directory / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
-    stored = json.dumps(schema.to_dict(comparison.arm_configs(config_files.load(source, overrides))[0]["ag", 8]))
-    for name, text in (("config.json", stored), ("corpus.json", "{}"), ("metrics.jsonl", "")):
+    settings = json.dumps(schema.to_dict(comparison.arm_configs(config_files.load(source, overrides))[0]["ag", 8]))
+    for name, text in (("config.json", settings), ("corpus.json", "{}"), ("metrics.jsonl", "")):
         (directory / name).write_text(text)
     with lock.hold(directory / lock.FILE):
         before = {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()}
-        with pytest.raises(ValueError, match=f"--workdir={directory} is in use by process"):
-            comparison.compare(config_files.load(source, overrides), epath.Path(tmp_path), part)
+        assert comparison.compare(config_files.load(source, overrides), interrupted) is None
         assert {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()} == before
-        assert list((directory / "checkpoints").iterdir())
+        assert list((directory / "checkpoints").iterdir()) and not (interrupted / "report.md").exists()
+    assert f"{RUNS[1]}; the last of them writes the report" in capsys.readouterr().err
+    assert [name for name, _ in interrupted.trained] == [RUNS[0], RUNS[2]]
+
+
+def test_a_run_that_fails_is_named_after_the_others_and_trained_again_on_request(interrupted, source, overrides):
+    object.__setattr__(interrupted, "fails", RUNS[0])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{RUNS[0]} .*step 2 is nan.*--retry"):
+            comparison.compare(config_files.load(source, overrides), interrupted)
+        assert [name for name, _ in interrupted.trained] == list(RUNS[:3])
+    object.__setattr__(interrupted, "fails", None)
+    assert comparison.compare(config_files.load(source, overrides), interrupted, retry=True).exists()
+    assert [name for name, _ in interrupted.trained] == [*RUNS[:3], RUNS[0]]
 
 
 def test_what_cannot_be_trained_is_found_before_anything_is_trained(interrupted, source, overrides):
     before = (interrupted / "ag-seed8" / "config.json").read_bytes()
-    for changed, part, named in (
-        ({}, "1/5", "--part=1/5 .* 4 runs"),
-        ({}, "5/4", "--part"),
-        ({"model.layers": 3}, "1/4", "model.layers"),
-        ({"model.layers": 3}, None, "model.layers"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            comparison.compare(config_files.load(source, overrides | changed), interrupted, part)
+    with pytest.raises(ValueError, match=r"model\.layers"):
+        comparison.compare(config_files.load(source, overrides | {"model.layers": 3}), interrupted)
     assert not interrupted.trained and (interrupted / "ag-seed8" / "config.json").read_bytes() == before
 
 

@@ -27,18 +27,8 @@ from ag_jax.settings import schema
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
 OUT_OF_MEMORY = "out of memory"  # how reasons begin if a run did not diverge
-# Settings of `run_directory.MAY_DIFFER` that may decide whether a run fails: how much memory it needs, how long it
-# lasts.
-_OF_FAILURE = (
-    "mesh.",
-    "model.attention",
-    "model.remat",
-    "model.scan_layers",
-    "training.patience",
-    "training.time_limit",
-)
 # Settings that do not decide whether a run fails.
-NOT_OF_FAILURE = tuple(name for name in run_directory.MAY_DIFFER if name not in _OF_FAILURE)
+NOT_OF_FAILURE = tuple(name for name in run_directory.MAY_DIFFER if name not in run_directory.OF_FAILURE)
 
 Numbers = dict[str, float | None]  # of losses and metrics, by their names; None for one that was not measured
 
