@@ -21,7 +21,7 @@ checkout on a disk that all nodes share; --workdir must be on such a disk, too, 
   --nodes=1          nodes that work on one model together; the flag --hosts=auto is added if there are several
   --gpus=0           GPUs of each node; 0 trains on CPUs
   --time=24:00:00    time limit, in one of sbatch's forms: minutes, HOURS:MINUTES:SECONDS, DAYS-HOURS
-  --array=N          N jobs that share the work of compare, finetune, search or prepare: job K gets the flag --part=K/N
+  --array=N          N jobs that share the work of compare, finetune, search or prepare
   --at_once=M        at most M jobs of the array run at the same time
   --signal=120       how many seconds before the time limit the checkpoint is saved
   --requeues=100     how often, at most, a job is requeued at its time limit or after a preemption
@@ -182,7 +182,7 @@ print_script() {
   printf 'command=(%s)\n' "$(quoted "${command[@]}")"
   if [ "$nodes" -gt 1 ] && [ -z "$(flag_of hosts)" ]; then printf 'command+=(--hosts=auto)\n'; fi
   # shellcheck disable=SC2016 # for the shell of the job
-  if [ -n "$array" ]; then printf 'command+=(--part="$SLURM_ARRAY_TASK_ID/%s")\n' "$array"; fi
+  if [ -n "$array" ] && takes_part; then printf 'command+=(--part="$SLURM_ARRAY_TASK_ID/%s")\n' "$array"; fi
   sed -n '/^# --- The job/,$p' "$REPOSITORY/launch/slurm_job.sh"
 }
 
@@ -248,7 +248,7 @@ main() {
   export AG_JAX_ACCELERATOR AG_JAX_VENV=${AG_JAX_VENV:-.venv-slurm-$AG_JAX_ACCELERATOR}
   environment=$(absolute "$AG_JAX_VENV")
   if [ "$dry_run" = no ]; then (set_up base); fi
-  if [ -n "$array" ]; then check_command "as a job" --part="$array/$array"; else check_command "as a job"; fi
+  if [ -n "$array" ] && takes_part; then check_command "as a job" --part="$array/$array"; else check_command "as a job"; fi
   if [ "$dry_run" = yes ]; then
     print_script
     return

@@ -264,14 +264,14 @@ def is_preparing(case: Case, running: commands.Running) -> bool:
     A suite has no cache: whether it has just taken its lock.
     """
     if case.command.name == "suite":
-        return (case.folder / "run" / "lock.json").exists() and "trials to do" not in running.stderr
+        return (case.folder / "run" / "lock.json").exists() and "trials start from" not in running.stderr
     return any((case.folder / "cache").glob("*.partial-*"))
 
 
 def is_compiling(case: Case, running: commands.Running) -> bool:
     """Return whether the run is about to be trained, but has not been trained yet."""
     if case.command.name == "suite":
-        return "trials to do" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
+        return "trials start from" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
     attention = running.stderr.count("attention: ")
     return attention == (2 if case.command.part else 1) and not checkpoints_begun(case)
 

@@ -175,21 +175,6 @@ def _check(verb: Any) -> None:
         for of_arm in configs.values():
             for name, recipe in of_arm.tasks.items():
                 splits.find_task(name, recipe)
-    if isinstance(config, FinetuningConfig) and share:
-        parts.numbers_of(share, _comparison(config).count_trials(configs.values()), "trials")
-    elif isinstance(verb, Compare):
-        _check_flags(verb)
-
-
-def _check_flags(verb: Compare) -> None:
-    """Raise ValueError for a flag that has no effect on a comparison of this kind."""
-    config = verb.config.settings
-    if verb.part is not None and not isinstance(config, FinetuningConfig):
-        raise ValueError(
-            f"--part={verb.part}: processes with the same --workdir share this work without it: leave it out"
-        )
-    if verb.retry and not isinstance(config, ExperimentConfig):
-        raise ValueError("--retry trains runs of pre-training again: leave it out")
 
 
 def _comparison(config: Any) -> Any:
@@ -227,10 +212,8 @@ def _train(verb: Train) -> None:
 
 def _compare(verb: Compare) -> None:
     config = verb.config.settings
-    _check_flags(verb)
-    flags = {"part": verb.part} if verb.part is not None else {"retry": True} if verb.retry else {}
     kind = {ExperimentConfig: COMPARISON, FinetuningConfig: SUITES, ProbingConfig: PROBES}[type(config)]
-    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), **flags)
+    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), verb.retry)
     if report is not None:
         _tell(f"the report is {report}")
 
@@ -244,7 +227,7 @@ def _search(verb: Search) -> None:
 
 def _finetune(verb: Finetune) -> None:
     config, workdir = verb.config.settings, output_directory(verb.workdir, SUITE)
-    report = _comparison(config).finetune(verb.config, workdir, verb.part)
+    report = _comparison(config).finetune(verb.config, workdir, verb.retry)
     if report is None:
         return
     _tell(f"the report is {report}")

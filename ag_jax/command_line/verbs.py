@@ -95,8 +95,9 @@ class Train(OnHosts):
 class Finetune(OnHosts):
     """Fine-tune a checkpoint on tasks, over seeds and sweeps, and write a report.
 
-    part: K/N trains every N-th trial, that is a task at one point of its sweep with one seed, from the K-th on, for N
-        processes with one --workdir, the last of which writes the report
+    Processes with one --workdir share the trials; the last one writes the report.
+
+    retry: train trials again that failed before
     """
 
     name = "finetune"
@@ -109,7 +110,7 @@ class Finetune(OnHosts):
     kinds = (FinetuningConfig,)
     config: Config
     workdir: str
-    part: str | None = None
+    retry: bool = False
     print_config: bool = False
 
 
@@ -117,23 +118,19 @@ class Finetune(OnHosts):
 class Compare(OnHosts):
     """Train or probe every arm of a config for pre-training, translation, fine-tuning or probes; write a report.
 
-    Processes with one --workdir share the runs of pre-training, and the probes; the last one writes the report.
+    Processes with one --workdir share the work; the last one writes the report.
 
-    part: of trials of fine-tuning, K/N trains every N-th from the K-th on, for N processes with one --workdir, the last
-        of which writes the report
-    retry: train the runs of pre-training again that failed before
+    retry: train runs or trials again that failed before
     """
 
     name = "compare"
     examples = (
         "ag-jax compare --config=quickstart --workdir=runs/quickstart",
         "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
-        "ag-jax compare --config=finetune:checkpoint=runs/bert,data=glue/ --workdir=runs/glue --part=2/20",
     )
     kinds = (ExperimentConfig, FinetuningConfig, ProbingConfig)
     config: Config
     workdir: str
-    part: str | None = None
     retry: bool = False
     trust_code: bool = False
     print_config: bool = False

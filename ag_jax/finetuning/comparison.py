@@ -3,13 +3,14 @@
 The report is `report.md` and `report.json`, with the files of predictions for benchmark servers in `submission/`.
 """
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from ag_jax.distributed import hosts, lock, parts, storage
+from ag_jax.distributed import hosts, lock, storage
 from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
@@ -72,82 +73,53 @@ def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def count_trials(configs: Iterable[FinetuningConfig]) -> int:
-    """Return the total number of trials over all tasks of the given suite configs."""
-    return sum(len(list(suite.trials(config, task))) for config in configs for task in config.tasks)
-
-
-def finetune(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
-    """Fine-tune one checkpoint on all tasks and write the report; return its path, None if other parts are not done.
+def finetune(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath.Path | None:
+    """Fine-tune one checkpoint on all tasks and write the report; return as `compare` does.
 
     base: the config.
-    part: see `compare`.
+    retry: see `compare`.
     """
     workdir = storage.directory(workdir)
-
-    def prepare() -> dict[str, Suite]:
-        return {ALONE: suite.prepare(base.settings, workdir, labels=Labels(workdir.name))}
-
-    return _run("finetune", base, prepare, workdir, part)
+    run_directory.check_shared(workdir)
+    suites = {ALONE: suite.prepare(base.settings, workdir, labels=Labels(workdir.name))}
+    return _run("finetune", base, suites, workdir, retry)
 
 
-def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
-    """Fine-tune every arm in `workdir/ARM` and write the report; return its path, None if other parts are not done.
+def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath.Path | None:
+    """Fine-tune every arm in `workdir/ARM` and write the report; return its path.
+
+    Processes with the same `workdir` share the trials. The result is None if other processes train the last of them:
+    the one that ends last writes the report.
 
     base: the config whose arms are compared.
-    part: `K/N` trains every N-th trial from the K-th on, and the part that finds all trials done writes the report; if
-        trials are left to other parts, or wait for them, the result is None. None trains all.
+    retry: train trials again that failed before.
     """
     (configs, overridden), workdir = arm_configs(base), storage.directory(workdir)
     arms.announce(overridden)
-
-    def prepare() -> dict[str, Suite]:
-        # All are prepared before the first is trained, so that an error in the second shows now and not hours later.
-        suites: dict[str, Suite] = {}
-        for arm, config in configs.items():
-            labels = Labels(workdir.name, (arm,))
-            suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
-        return suites
-
-    return _run("compare", base, prepare, workdir, part, overridden)
+    run_directory.check_shared(workdir)
+    # All are prepared before the first is trained, so that an error in the second shows now and not hours later.
+    suites: dict[str, Suite] = {}
+    for arm, config in configs.items():
+        labels = Labels(workdir.name, (arm,))
+        suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
+    return _run("compare", base, suites, workdir, retry, overridden)
 
 
 def _run(
     verb: str,
     base: Config,
-    prepare: Callable[[], dict[str, Suite]],
+    suites: Mapping[str, Suite],
     workdir: epath.Path,
-    part: str | None,
+    retry: bool,
     overridden: Sequence[str] = (),
 ) -> epath.Path | None:
-    """Train all trials, or those of `part`, and write the report; return its path, None if any trial is not done.
-
-    See `compare`.
-    """
-
-    def finish() -> epath.Path:
-        trained = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
-
-        def write() -> str:
-            return str(_write_report(verb, base, trained, workdir, overridden))
-
-        return epath.Path(hosts.from_first("the report", write))
-
-    if part is None:
-        with lock.hold(workdir / lock.FILE):
-            run_directory.check_shared(workdir)
-            return finish()
-    share = parts.parse_part(part)
-    run_directory.check_shared(workdir)
-    waiting, remaining = suite.train_share(list(prepare().values()), share)
-    if waiting:
-        hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
-    elif remaining:  # trials that wait are left, too, and only another call of this part trains them
-        hosts.tell(f"part {part} is done; {remaining} trials are left to other parts, the last of which reports")
-    if remaining:
+    """Train all trials and write the report; return its path, None if other processes train the last trials."""
+    if not suite.train(list(suites.values()), workdir, retry):
         return None
-    with lock.hold(workdir / lock.FILE, wait=True):
-        return finish()
+    with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the trials may write it at the same time
+        trained = {arm: Arm(of_arm, suite.choose(of_arm)) for arm, of_arm in suites.items()}
+        write = functools.partial(_write_report, verb, base, trained, workdir, overridden)
+        return epath.Path(hosts.from_first("the report", lambda: str(write())))
 
 
 def _write_report(

@@ -17,7 +17,7 @@ from etils import epath
 from ag_jax import imported
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
-from ag_jax.distributed import hosts, lock, parts, shared_files, storage
+from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import encoded, report, results, task_training, traces, trial
 from ag_jax.finetuning import splits as task_splits
@@ -27,7 +27,10 @@ from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
+from ag_jax.grid import cells as grid_cells
+from ag_jax.grid import run as grid
 from ag_jax.grid import store
+from ag_jax.grid.cells import Cell, Stage, Table
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
@@ -367,31 +370,63 @@ def _of_trial(suite: Suite, one: Trial) -> Splits:
 def run(suite: Suite) -> dict[str, Chosen]:
     """Train the unfinished trials of a suite; return {task: its results at the best point of its sweep}.
 
-    The best point of a task's sweep is the one with the best median on the development set.
-
-    A trial that diverges is noted as failed, and training continues with the next. On several hosts, host 0 chooses;
-    the result is empty on the others. Raises ValueError if every point of a task failed.
+    On several hosts, host 0 chooses; the result is empty on the others. Raises ValueError as `choose` does, and if
+    another process trains trials of the suite.
     """
-    config, workdir, planned = suite.config, suite.workdir, suite.planned
-    # Even if all trials are done: a sweep with fewer points has another report, and config.json must plan its trials.
-    hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
-    if suite.opened is not None and hosts.is_first():
-        missing = sum(not trial.is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
-        hosts.tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
-    for name in planned:
-        _run_task(suite, name)
+    if not train([suite], suite.workdir):
+        raise ValueError(f"other processes train trials of {suite.workdir}: wait until they end")
+    return choose(suite)
+
+
+def train(suites: Sequence[Suite], root: epath.Path, retry: bool = False) -> bool:
+    """Train the unfinished trials of suites, together with other processes; return whether all trials are done.
+
+    They are not if other processes train the last of them. A trial that diverges is noted as failed, and training
+    continues with the next.
+
+    suites: the suites, in the order of training.
+    root: directory that holds those of all suites.
+    retry: train trials again that failed before.
+    """
+    for suite in suites:
+        # Even if all trials are done: a sweep with fewer points has another report, and config.json must plan them.
+        hosts.from_first("the directory of the suite", functools.partial(claim, suite.config, suite.workdir))
+        if suite.opened is not None:
+            hosts.tell(f"{suite.workdir}: trials start from {suite.opened.description}")
+    examples = _Encoded()
+    cells = [
+        TrialCell(str(directory_of(suite.workdir, one)).removeprefix(f"{root}/"), suite, one, examples)
+        for suite in suites
+        for of_task in suite.planned.values()
+        for one in of_task
+    ]
+    if grid.run(functools.partial(_ready, cells), root, retry=retry) is None:
+        return False
+    for suite in suites:
+        for name in suite.planned:
+            _tidy(suite, name)
+    return True
+
+
+def choose(suite: Suite) -> dict[str, Chosen]:
+    """Return {task: its results at the best point of its sweep} of a suite whose trials are done.
+
+    The best point of a task's sweep is the one with the best median on the development set. On several hosts, host 0
+    chooses; the result is empty on the others.
+
+    Raises ValueError if every point of a task failed.
+    """
     if not hosts.is_first():
         return {}
     try:
         chosen = {}
-        for name in catalogue.ordered(planned):  # not the order of training
+        for name in catalogue.ordered(suite.planned):  # not the order of training
             material = suite.material[name]
-            chosen[name] = results.choose(
-                material, config.tasks[name], *_results_of(suite.planned[name], workdir, material.task.metric)
-            )
+            finished = _results_of(suite.planned[name], suite.workdir, material.task.metric)
+            chosen[name] = results.choose(material, suite.config.tasks[name], *finished)
         return chosen
     except ValueError as error:
-        raise ValueError(f"{workdir}: {error}") from error
+        raise ValueError(f"{suite.workdir}: {error}") from error
 
 
 def _recording(suite: Suite) -> Iterator[epath.Path]:
@@ -402,71 +437,92 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
             yield directory
 
 
-def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
-    """Train a share (part K of N) of the suites' trials; return (number that waits for other shares, number left).
+def _ready(cells: Sequence["TrialCell"], table: Table) -> Stage:
+    """Return the trials that can begin, because those whose weights or masked shares they need are done."""
+    undone = [cell for cell in cells if cell.name not in table]
+    recording = {cell.directory for cell in undone if cell.trial.recipe.adversarial.method == "asa"}
+    needed = {(id(cell.suite), cell.trial.task, cell.trial.seed) for cell in undone}
 
-    The trials are numbered in the order of training. The first returned number counts trials of the share that wait for
-    trials of other shares, because they start from their weights or mask what they masked; the second, all trials that
-    are not done.
-
-    suites: the suites, in the order of training.
-    """
-    every = [(of_arm, one) for of_arm in suites for of_task in of_arm.planned.values() for one in of_task]
-    share_numbers = parts.numbers_of(share, len(every), "trials")
-    for of_arm in suites:
-        if of_arm.opened is not None:
-            hosts.from_first("the directory of the suite", functools.partial(claim, of_arm.config, of_arm.workdir))
-
-    def undone() -> list[int]:
-        return [
-            number for number, (of_arm, one) in enumerate(every) if not trial.is_done(directory_of(of_arm.workdir, one))
-        ]
-
-    def ready() -> list[int]:
-        recording = {directory for of_arm in suites for directory in _recording(of_arm)}
-        return [number for number in undone() if number in share_numbers and _can_begin(*every[number], recording)]
-
-    data: dict[tuple[epath.Path, str, int | None], TaskData] = {}
-    while numbers := hosts.from_first("the trials that can begin", ready):
-        for number in numbers:
-            of_arm, one = every[number]
-            key = of_arm.workdir, one.task, one.fold
-            if key not in data:
-                data = {key: _encoded(of_arm, one)}  # of one task at a time, because examples may be large
-            _train_trial(of_arm, one, data[key])
-    remaining = hosts.from_first("the trials that are left", undone)
-    return sum(number in share_numbers for number in remaining), len(remaining)
-
-
-def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
-    """Return whether a trial can begin, because all trials whose weights or masked shares it needs are done.
-
-    recording: directories of the unfinished trials that record what share of attention is masked.
-    """
-    first, adversarial = one.recipe.initial_task, traces.resolved(one, suite.workdir).recipe.adversarial
-    if first:
-        needed = [other for other in suite.planned[first] if other.seed == one.seed]
-        if not all(trial.is_done(directory_of(suite.workdir, other)) for other in needed):
+    def can_begin(cell: TrialCell) -> bool:
+        one = traces.resolved(cell.trial, cell.suite.workdir)
+        if (id(cell.suite), one.recipe.initial_task, one.seed) in needed:
             return False
-    return adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) not in recording
+        adversarial = one.recipe.adversarial
+        return adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) not in recording
+
+    waiting = {cell.name for cell in undone if not can_begin(cell)}
+    return Stage([cell for cell in cells if cell.name not in waiting], is_last=not waiting)
 
 
-def _run_task(suite: Suite, name: str) -> None:
-    config, workdir, metric = suite.config, suite.workdir, suite.material[name].task.metric
-    data: dict[int | None, TaskData] = {}  # by fold
+class _Encoded:
+    """The tokenised examples of one task, because those of several may be large."""
+
+    def __init__(self):
+        self._data: dict[Any, TaskData] = {}
+
+    def of(self, suite: Suite, one: Trial) -> TaskData:
+        """Return the tokenised examples of a trial."""
+        key = suite.workdir, one.task, one.fold
+        if key not in self._data:
+            examples, opened = _of_trial(suite, one), suite.opened
+            self._data = {key: encoded.encode(examples, opened.tokenizer, opened.config, one.recipe)}
+        return self._data[key]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrialCell(Cell):
+    """A trial as a cell. What its result depends on is checked by `claim`, `check_start` and `trial.check_result`.
+
+    suite: its suite.
+    trial: the trial.
+    examples: the examples of the task that was trained last.
+    """
+
+    suite: Suite
+    trial: Trial
+    examples: _Encoded
+
+    @property
+    def directory(self) -> epath.Path:
+        """The directory of the trial."""
+        return directory_of(self.suite.workdir, self.trial)
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def compute(self, directory: epath.Path) -> grid_cells.Result:
+        """Train or resume the trial. If it diverges, or is to mask what a failed trial masked, its result says so."""
+        suite, one = self.suite, self.trial
+        config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
+        if one.recipe.initial_task:
+            hosts.from_first("the trials that are done", lambda: _check_first_is_best(suite, one.task))
+        start, data = _initial(suite, one), self.examples.of(suite, one)
+        hosts.from_first("the settings of the suite", lambda: _claim_again(config, workdir, one.task))
+        try:
+            attacked, keep = traces.resolved(one, workdir), config.keeps_weights(one.task)
+            facts = task_training.run_trial(attacked, config, start, data, directory, keep, suite.labels)
+        except (NonFiniteError, mask_trace.FailedTrialError) as error:
+            hosts.tell(f"{one.task} {one.name} failed: {error}")
+            hosts.from_first("its files", lambda: trial.tidy(directory, keep=False))
+            return trial.failure(one, str(error))
+        hosts.tell(f"{one.task} {one.name}: {_outcome(facts, metric)}")
+        hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
+        return grid_cells.Result(facts)
+
+
+def _tidy(suite: Suite, name: str) -> None:
+    """Delete what is left over of a task's finished trials: checkpoints, and weights that are not the best."""
+    config, workdir = suite.config, suite.workdir
     if config.tasks[name].initial_task:
         hosts.from_first("the trials that are done", lambda: _check_first_is_best(suite, name))
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
-        is_done_there, is_tidy = hosts.from_first("a trial", functools.partial(_state, directory))
-        if is_done_there and not is_tidy:
+        if hosts.from_first("the checkpoints of a trial", (directory / trial.CHECKPOINTS).exists):
             with lock.hold(directory / lock.FILE, wait=True):  # the process that trained it may be deleting them
                 hosts.from_first("its files", functools.partial(trial.tidy, directory, config.keeps_weights(name)))
-        if is_done_there:
-            continue
-        if one.fold not in data:
-            data[one.fold] = _encoded(suite, one)
-        _train_trial(suite, one, data[one.fold])
+    metric = suite.material[name].task.metric
     hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric, config.seeds))
 
 
@@ -487,40 +543,6 @@ def _check_first_is_best(suite: Suite, name: str) -> None:
                     f"{directory} started from {start[0]}, which is not the best trial of {first} with seed {seed} any "
                     f"more, because that is {best} now: delete {directory.parent} to train all of its trials again"
                 )
-
-
-def _encoded(suite: Suite, one: Trial) -> TaskData:
-    examples, opened = _of_trial(suite, one), suite.opened
-    return encoded.encode(examples, opened.tokenizer, opened.config, one.recipe)
-
-
-def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
-    """Train or resume one trial while holding the lock of its directory.
-
-    If it diverges, or is to mask what a failed trial masked, its result says so.
-    """
-    config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
-    directory, start = directory_of(workdir, one), _initial(suite, one)
-    with lock.hold(directory / lock.FILE):
-        hosts.from_first("the settings of the suite", lambda: _claim_again(config, workdir, one.task))
-        try:
-            attacked = traces.resolved(one, workdir)
-            keep = config.keeps_weights(one.task)
-            result = task_training.run_trial(attacked, config, start, data, directory, keep, suite.labels)
-        except (NonFiniteError, mask_trace.FailedTrialError) as error:
-            if hosts.is_first():
-                trial.write_failure(one, directory, str(error))
-            hosts.tell(f"{one.task} {one.name} failed: {error}")
-        else:
-            # Another process may have trained it while this one waited for the lock, and it may have failed there.
-            outcome = f"failed: {result['failed']}" if "failed" in result else _outcome(result, metric)
-            hosts.tell(f"{one.task} {one.name}: {outcome}")
-            hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
-
-
-def _state(directory: epath.Path) -> tuple[bool, bool]:
-    """Return whether a trial is done, and whether its checkpoints are deleted."""
-    return trial.is_done(directory), not (directory / trial.CHECKPOINTS).exists()
 
 
 def _outcome(result: Result, metric: str) -> str:

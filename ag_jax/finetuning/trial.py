@@ -107,16 +107,15 @@ def _is_same(stored: Any, expected: Any) -> bool:
     return stored == expected
 
 
-def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
-    """Write the result of a failed trial, which has no metrics, and delete its checkpoints."""
+def failure(trial: Trial, message: str) -> Result:
+    """Return the result of a failed trial, which has no metrics."""
     facts = {
         "task": trial.task,
         **trial.point,
         "seed": trial.seed,
         **({} if trial.fold is None else {"fold": trial.fold}),
     }
-    store.write(directory, Result(facts, status="diverged", reason=message))
-    tidy(directory, keep=False)
+    return Result(facts, status="diverged", reason=message)
 
 
 def tidy(directory: epath.Path, keep: bool) -> None:

@@ -81,10 +81,10 @@ def evaluate(base: Config, workdir: epath.PathLike) -> epath.Path | None:
             f"{base.source} has several models ({listed}), but evaluate probes one: use `ag-jax compare`, or choose a "
             "model with the argument arm=NAME"
         )
-    return _run("evaluate", base, {ALONE: base.settings}, storage.directory(workdir), [])
+    return _run("evaluate", base, {ALONE: base.settings}, storage.directory(workdir), [], retry=False)
 
 
-def compare(base: Config, workdir: epath.PathLike) -> epath.Path | None:
+def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath.Path | None:
     """Probe the models of every arm and write the report; return the path of `report.md`.
 
     The result is None if other processes measure what is left: the last of them writes the report.
@@ -95,10 +95,11 @@ def compare(base: Config, workdir: epath.PathLike) -> epath.Path | None:
     with one `workdir` share what is to be done.
 
     base: the config whose arms are compared.
+    retry: train models again whose training failed before.
     """
     configs, overridden = arm_configs(base)
     arms.announce(overridden)
-    return _run("compare", base, configs, storage.directory(workdir), overridden)
+    return _run("compare", base, configs, storage.directory(workdir), overridden, retry)
 
 
 def _run(
@@ -107,6 +108,7 @@ def _run(
     configs: Mapping[str, ProbingConfig],
     workdir: epath.Path,
     overridden: Sequence[str],
+    retry: bool,
 ) -> epath.Path | None:
     """Train the models if need be, measure them, and write the report; see `compare`."""
     if hosts.count() > 1:
@@ -114,7 +116,7 @@ def _run(
     first = next(iter(configs.values()))
     training = {arm: _training(arm, config) for arm, config in configs.items()}
     pairs = _check(configs, {arm: [cell.config for cell in cells] for arm, cells in training.items()})
-    _train([cell for of_arm in training.values() for cell in of_arm], workdir)
+    _train([cell for of_arm in training.values() for cell in of_arm], workdir, retry)
     compared = _open(configs, workdir)
     ablation = _ablation_cells(configs, compared, workdir)
     probe_cells = _probe_cells(first, compared)
@@ -168,7 +170,7 @@ def _check(configs: Mapping[str, ProbingConfig], experiments: Mapping[str, Seque
     return pairs
 
 
-def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
+def _train(cells: Sequence[TrainingCell], workdir: epath.Path, retry: bool) -> None:
     """Train the models of a comparison that are trained first. Raises ValueError as soon as one of them fails."""
     for cell in cells:
         cell.check(workdir)  # so that a conflict shows now and not hours later
@@ -182,7 +184,7 @@ def _train(cells: Sequence[TrainingCell], workdir: epath.Path) -> None:
                 )
         return Stage(cells, is_last=False)
 
-    grid.run(plan, workdir)
+    grid.run(plan, workdir, retry=retry)
 
 
 def _probe_cells(

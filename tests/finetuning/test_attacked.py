@@ -1,9 +1,11 @@
 """Suites under attack: schedules that follow another arm, and the masks, temperatures and maps of their reports."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +15,9 @@ from etils import epath
 from ag_jax.analysis.figures import plots
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
+from ag_jax.distributed import lock
 from ag_jax.finetuning import attack, attacked, comparison, suite
+from ag_jax.grid import run as grid
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
@@ -83,14 +87,14 @@ def numbers_of(workdir):
     return json.loads((workdir / "report.json").read_text())["tasks"]
 
 
-def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, trained):
-    """A part waits for the schedules that another part records."""
-    workdir = epath.Path(tmp_path / "w")
-    assert comparison.compare(config_files.load(source, {}), workdir, "2/3") is None
-    assert {name.split("/")[0] for name in trained} == {"plain", "asa"} and len(trained) == 3
-    for part in ("1/3", "3/3", "2/3", "1/3"):
-        found = comparison.compare(config_files.load(source, {}), workdir, part)
-    assert len(trained) == 12 and found == workdir / "report.md"
+def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, trained, monkeypatch):
+    """A process waits for the schedule that another one records."""
+    workdir, waited = epath.Path(tmp_path / "w"), []
+    with contextlib.ExitStack() as another:
+        another.enter_context(lock.hold(workdir / "asa" / "sst2" / "lr0.0002-bs32-seed1" / lock.FILE))
+        monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=lambda _: waited.append([*trained]) or another.close()))
+        found = comparison.compare(config_files.load(source, {}), workdir)
+    assert len(waited) == 1 and len(waited[0]) == 10 and len(trained) == 12 and found == workdir / "report.md"
     for name, one in trained.items():
         arm, task, trial = name.split("/")
         trace = str(workdir / "asa" / task / trial) if arm == "scheduled" else None

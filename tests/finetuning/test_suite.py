@@ -1,9 +1,11 @@
 """Suites with a trial that trains nothing: what is run, resumed, chosen, kept, reported and refused."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from ag_jax.distributed import lock
 from ag_jax.finetuning import attacked, best, comparison, development, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.grid import run as grid
+from ag_jax.grid import store
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.settings import config_files, schema
@@ -133,7 +137,7 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
     assert folds == [f"w/oromo_ner/lr2e-05-bs32-seed{seed}-fold{n}" for seed in (0, 4) for n in (0, 1, 2)]
 
 
-def test_killed_or_in_parts_is_the_same_table(source, tmp_path, calls):
+def test_killed_or_shared_is_the_same_table(source, tmp_path, calls):
     def check(workdir):
         for name in ("report.md", "report.json"):
             assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
@@ -153,43 +157,31 @@ def test_killed_or_in_parts_is_the_same_table(source, tmp_path, calls):
         check(workdir)
 
     calls.clear()
-    calls.stop, workdir = 2, epath.Path(tmp_path / "parts")
-    with pytest.raises(KeyboardInterrupt):
-        comparison.compare(config_files.load(source, {}), workdir, "1/5")
-    found = [comparison.compare(config_files.load(source, {}), workdir, f"{number}/5") for number in (1, 2, 3, 4, 5)]
-    assert found == [None] * 4 + [workdir / "report.md"]
-    del calls[1]
-    assert calls == [name for number in range(5) for name in whole[number::5]], "every fifth trial, over both arms"
+    workdir = epath.Path(tmp_path / "shared")
+    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1" / lock.FILE):
+        assert comparison.compare(config_files.load(source, {}), workdir) is None
+    assert sorted(calls) == sorted(whole[:1] + whole[2:]) and not (workdir / "report.md").exists()
+    assert comparison.compare(config_files.load(source, {}), workdir) == workdir / "report.md"
+    assert sorted(calls) == sorted(whole)
     check(workdir)
     (tmp_path / "model").rmdir()  # what is done needs no checkpoint
-    for part in ("1/2", None):
-        assert (
-            comparison.compare(config_files.load(source, {}), workdir, part) == workdir / "report.md"
-            and len(calls) == 12
-        )
+    assert comparison.compare(config_files.load(source, {}), workdir) == workdir / "report.md" and len(calls) == 12
 
 
-def test_two_processes_never_train_one_trial(source, tmp_path, calls):
-    workdir = epath.Path(tmp_path / "w")
-    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1" / lock.FILE):
-        for part in ("2/4", None):
-            with pytest.raises(ValueError, match="mlm/sst2/lr0.0003-bs32-seed1 is in use"):
-                comparison.compare(config_files.load(source, {}), workdir, part)
-    assert calls == ["sst2/lr0.0003-bs32-seed0"]
-
-
-def test_a_part_waits_for_the_weights_that_another_part_trains(source, tmp_path, calls, capsys):
+def test_a_process_waits_for_the_weights_that_another_one_trains(source, tmp_path, calls, monkeypatch):
     (tmp_path / "c.py").write_text(CHAIN)
     source, settings = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}
     expected = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole")).read_text()
-    whole, workdir = [*calls], epath.Path(tmp_path / "w")
+    whole, workdir, waited = [*calls], epath.Path(tmp_path / "w"), []
     calls.clear()
-    for part, trained in (("1/3", (0, 3)), ("2/3", (1, 7)), ("3/3", (2, 5)), ("1/3", (6,))):
-        before = len(calls)  # the third trial of part 1 needs what sst2 learns with its seed at both points
-        assert comparison.finetune(config_files.load(source, settings), workdir, part) is None
-        assert calls[before:] == [whole[number] for number in trained]
-        assert before or "part 1/3: 1 trials wait" in capsys.readouterr().err
-    assert comparison.finetune(config_files.load(source, settings), workdir, "2/3").read_text() == expected
+    theirs = whole[1]  # with seed 1, whose trials of RTE need what SST-2 learns with it at both points
+    with contextlib.ExitStack() as another:
+        another.enter_context(lock.hold(workdir / theirs / lock.FILE))
+        monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=lambda _: waited.append([*calls]) or another.close()))
+        assert comparison.finetune(config_files.load(source, settings), workdir).read_text() == expected
+    assert theirs.endswith("seed1") and waited == [
+        [name for name in whole if name != theirs and not ("rte" in name and name.endswith("seed1"))]
+    ]
     assert sorted(calls) == sorted(whole)
     kept = [sorted(path.parts[-3:] for path in (tmp_path / at).glob("*/*/weights")) for at in ("w", "whole")]
     assert kept[0] == kept[1] and len(kept[0]) == 4
@@ -319,8 +311,8 @@ def test_a_trial_that_another_process_has_just_begun_is_not_mixed_with_other_set
         with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 1\n"):
             suite.prepare(others, workdir)
     assert suite.read_settings(workdir / "config.json")["tasks"].keys() == {"sst2", "rte"}
-    encode = suite.encoded.encode
-    monkeypatch.setattr(suite.encoded, "encode", lambda *given: suite.claim(others, workdir) or encode(*given))
+    honest = suite._Encoded
+    monkeypatch.setattr(suite, "_Encoded", lambda: suite.claim(others, workdir) or honest())
     with pytest.raises(ValueError, match="tasks.sst2.epochs: there 1, now 2\n"):
         train(seeds=(0,))
     assert not calls
@@ -438,7 +430,7 @@ def test_the_best_is_one_of_the_trials_that_the_suite_still_has(train, tmp_path,
     planned = list(suite.trials(config(tmp_path, data, **({"keep": "best"} | later)), "sst2"))
     first, second, *_ = (one for one in planned if suite.directory_of(workdir, one) in kept)
     assert best.find(workdir).directory == suite.directory_of(workdir, first)
-    suite.trial.write_failure(first, suite.directory_of(workdir, first), "not finite")
+    store.write(suite.directory_of(workdir, first), suite.trial.failure(first, "not finite"))
     assert best.find(workdir).directory == suite.directory_of(workdir, second)
 
 
@@ -451,7 +443,7 @@ def test_weights_that_another_task_wants_are_missed_at_once(train, tmp_path, dat
     wanted, workdir = config(tmp_path, data, ("sst2", "rte"), (0,), **settings), epath.Path(tmp_path / "w")
     failed = next(suite.trials(wanted, "sst2"))
     suite.directory_of(workdir, failed).mkdir(parents=True)
-    suite.trial.write_failure(failed, suite.directory_of(workdir, failed), "not finite")
+    store.write(suite.directory_of(workdir, failed), suite.trial.failure(failed, "not finite"))
     train(("sst2", "rte"), (0,), **settings)
     assert [name.split("/")[0] for name in calls[1:]] == ["sst2", "rte"]
 

@@ -156,7 +156,7 @@ def test_scripts_of_jobs(slurm):
     directives, words = shown(slurm, *options, "--", "compare", "--config=x", "--workdir=runs/x")
     assert directives["array"] == "1-6%2" and directives["signal"] == "B:USR1@600"
     assert directives["output"].endswith("/%x-%A_%a.out") and directives["job-name"] == "mine"
-    assert words == ["compare", "--config=x", "--workdir=runs/x", "--part=3/6"]
+    assert words == ["compare", "--config=x", "--workdir=runs/x"]
     # Further options of sbatch come last.
     options = ("--sbatch=--partition=gpu", "--sbatch=--mem=64G", "--sbatch=--time=5", "--logs=/x y")
     directives, _ = shown(slurm, *options, "--", *slurm.train)
@@ -268,7 +268,7 @@ def test_a_job_that_ends(slurm):
     slurm.submit("--array=4", "--nodes=2", "--", "compare", *slurm.train[1:])
     status, output = slurm.run_job(SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="4711", SLURM_JOB_NUM_NODES="2")
     assert status == 0 and "job 4711_2, 4712 on n1, start 1" in output and "ag_jax: done" in output
-    words = " ".join(["compare", *slurm.train[1:], "--hosts=auto", "--part=2/4"])
+    words = " ".join(["compare", *slurm.train[1:], "--hosts=auto"])
     command = slurm.repository / ".venv-slurm-cpu/bin/ag-jax"
     assert slurm.calls() == [f"srun --kill-on-bad-exit=1 {command} {words}", f"ag-jax {words}"]
 
