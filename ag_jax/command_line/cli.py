@@ -36,7 +36,7 @@ from ag_jax.command_line.verbs import (
 )
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.json_files import read_json
-from ag_jax.distributed import hosts, parts, storage
+from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning import trial
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, finetuned, hub, importing, milestones
@@ -159,11 +159,10 @@ def _check(verb: Any) -> None:
     if verb.config is None:
         raise ValueError("--print_config prints a config: give one by --config=FILE")
     config = verb.config.settings
-    share = None if getattr(verb, "part", None) is None else parts.parse_part(verb.part)
     if isinstance(verb, Train):
         words.check_flags(config, verb.config.overrides)
     if isinstance(verb, Search):
-        parts.numbers_of(share or parts.ALL, len(points.study(verb.config).points), "points")
+        points.study(verb.config)
     if not isinstance(verb, Compare | Finetune):
         return
     configs: Any = {"": config}
@@ -221,8 +220,9 @@ def _compare(verb: Compare) -> None:
 def _search(verb: Search) -> None:
     from ag_jax.pretraining.search import run as of_points  # with matplotlib and scipy
 
-    report = of_points.search(verb.config, output_directory(verb.workdir, SEARCH), part=verb.part, retry=verb.retry)
-    _tell(f"the report is {report}")
+    report = of_points.search(verb.config, output_directory(verb.workdir, SEARCH), retry=verb.retry)
+    if report is not None:
+        _tell(f"the report is {report}")
 
 
 def _finetune(verb: Finetune) -> None:

@@ -140,22 +140,21 @@ class Compare(OnHosts):
 class Search(OnHosts):
     """Train every point of a config's grids, and choose the best; the same command resumes it.
 
-    part: K/N trains every N-th point, with all of its seeds, from the K-th on, for N processes with one --workdir, the
-        last of which writes the report
+    Processes with one --workdir share the runs; the last one writes the report.
+
     retry: train the runs again that failed before
     """
 
     name = "search"
     examples = (
         "ag-jax search --config=quickstart_search --workdir=runs/search",
-        "ag-jax search --config=ag/section4_5_search:language=oromo,layers=12 --workdir=runs/oromo --part=2/4",
+        "ag-jax search --config=ag/section4_5_search:language=oromo,layers=12 --workdir=runs/oromo",
         "ag-jax train --config=ag/table3_language_modeling:language=oromo,arm=ag,best=runs/oromo --workdir=runs/ag",
         "ag-jax help search.     # the settings of the section `search`",
     )
     kinds = (ExperimentConfig,)
     config: Config
     workdir: str
-    part: str | None = None
     retry: bool = False
     print_config: bool = False
 

@@ -94,10 +94,13 @@ class Stage:
     cells: the cells. Those that are computed already may be among them.
     is_last: whether no more cells become ready by their results, so that a process may leave the last of them to others
         instead of waiting.
+    known: cells whose results are read if there are any, whether they may be computed now or not. As they may be past
+        what can be computed again, such as a step of a longer training, damage to them is an error.
     """
 
     cells: Sequence[Cell]
     is_last: bool = True
+    known: Sequence[Cell] = ()
 
 
 # The plan of an experiment: the results so far -> the cells that may be computed now. It is a pure function, so that

@@ -11,9 +11,9 @@ from etils import epath
 
 from ag_jax.distributed import hosts, lock
 from ag_jax.grid import store
-from ag_jax.grid.cells import Cell, Plan, Result, Table
+from ag_jax.grid.cells import Cell, Plan, Result, Stage, Table
 
-LOOK_EVERY = 1.0  # seconds between two looks at cells on which other processes work
+LOOK_EVERY = 5.0  # seconds between two looks at cells on which other processes work
 SHOWN = 5  # cells of other processes that a line names
 
 
@@ -59,6 +59,15 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
         time.sleep(LOOK_EVERY)
 
 
+def stored(cells: Sequence[Cell], workdir: epath.Path, retry: bool = False) -> Table:
+    """Return the results of the cells that are stored and valid, as `run` reads them; those of others are missing.
+
+    Not collective. The arguments are those of `run`.
+    """
+    results = _Experiment(lambda table: Stage((), known=cells), workdir, retry).read()
+    return {name: store.of_json(content) for name, content in results.items()}
+
+
 class _Experiment:
     """What host 0 knows of an experiment: the results that it has read, and the claims of other processes.
 
@@ -76,8 +85,10 @@ class _Experiment:
         """Read the results that are stored since the last call; return all as JSON values, by name of the cell."""
         is_new = True
         while is_new:  # because results make more cells ready, which may have results, too
-            cells = [cell for cell in self._cells() if cell.name not in self._table]
-            new = {cell.name: result for cell in cells if (result := self._valid(cell)) is not None}
+            stage = self._stage()
+            known = set(stage.known)
+            cells = [cell for cell in (*stage.known, *stage.cells) if cell.name not in self._table]
+            new = {cell.name: result for cell in cells if (result := self._valid(cell, cell in known)) is not None}
             self._table |= new
             is_new = bool(new)
         return {name: store.to_json(result) for name, result in self._table.items()}
@@ -118,21 +129,27 @@ class _Experiment:
         self._tell(f"waiting for other processes, which work on {names}")
         return False
 
-    def _cells(self) -> Sequence[Cell]:
-        cells = self._plan(dict(sorted(self._table.items()))).cells
-        if len({cell.name for cell in cells}) < len(set(cells)):
+    def _stage(self) -> Stage:
+        stage = self._plan(dict(sorted(self._table.items())))
+        cells = {*stage.cells, *stage.known}
+        if len({cell.name for cell in cells}) < len(cells):
             raise ValueError(f"two cells of {self._workdir} have the same directory, of which one would be left out")
-        return cells
+        return stage
 
     def _lock_of(self, cell: Cell) -> epath.Path:
         return self._workdir / cell.path / lock.FILE
 
-    def _valid(self, cell: Cell) -> Result | None:
-        """Return the stored result of a cell; None if there is none, or if it is to be computed anew."""
+    def _valid(self, cell: Cell, is_known: bool = False) -> Result | None:
+        """Return the stored result of a cell; None if there is none, or if it is to be computed anew.
+
+        is_known: raise DamagedError if it is damaged (`Stage.known`).
+        """
         directory = self._workdir / cell.path
         try:
             result = store.read(directory, cell.until)
         except store.DamagedError as error:
+            if is_known:
+                raise
             self._tell(f"{error.damage}; computing {cell.name} anew")
             return None
         if result is None:

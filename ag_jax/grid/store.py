@@ -26,7 +26,7 @@ class DamagedError(ValueError):
     """
 
     def __init__(self, damage: str):
-        super().__init__(f"{damage}: delete result.json, and the same command makes it anew")
+        super().__init__(f"{damage}: delete it, and the same command makes it anew")
         self.damage = damage
 
 

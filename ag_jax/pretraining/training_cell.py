@@ -76,4 +76,4 @@ class TrainingCell(Cell):
         except jax.errors.JaxRuntimeError as error:
             if SHORT_OF_MEMORY not in str(error) or hosts.count() > 1:  # the other hosts would wait for this one
                 raise
-            return Result(status="out_of_memory", reason=str(error))
+            return Result(status="out_of_memory", reason=f"out of memory: {error}")

@@ -24,7 +24,6 @@ class SearchConfig:
     seeds: seeds that every point is trained with; points are judged by the mean over them.
     steps: number of steps of every point, each with schedules of that length; none for that of the config. Not allowed
         together with `training.words`, or with `training.steps` as a flag or in a grid.
-    stop_after: seconds after which no further run is begun; the same command resumes the search. None for no limit.
     """
 
     grids: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
@@ -32,7 +31,6 @@ class SearchConfig:
     rungs: tuple[Annotated[float, Gt(0), Lt(1)], ...] = ()
     seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
     steps: Annotated[int, Ge(1)] | None = None
-    stop_after: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

@@ -35,9 +35,13 @@ class Point:
     settings: Mapping[str, Any]
     configs: Mapping[int, ExperimentConfig]
 
+    def path(self, seed: int) -> str:
+        """Return the path of a seed's run directory below that of the search."""
+        return f"{self.arm}/{self.name}-seed{seed}"
+
     def directory(self, workdir: epath.Path, seed: int) -> epath.Path:
         """Return the run directory of a seed; `workdir` is the directory of the search."""
-        return workdir / self.arm / f"{self.name}-seed{seed}"
+        return workdir / self.path(seed)
 
 
 @dataclasses.dataclass(frozen=True)

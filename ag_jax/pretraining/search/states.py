@@ -1,34 +1,17 @@
-"""State of the runs of a search, read from the files in their directories.
+"""State of the runs of a search, from the results of its cells (`pretraining.training_cell`).
 
-A search has no other state.
-
-A run is done when its `result.json` is there and is of all its steps, or of what `training.time_limit` or
-`training.patience` allow. `failure.json` says why a run failed, with which settings, and whether
-it diverged; `rungs.json` holds its losses and metrics at the steps at which it was compared with others.
+A run has a cell for each step at which it is compared with others, and one for its end.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from etils import epath
-
-from ag_jax.data.json_files import check_fields, read_json, reading
-from ag_jax.distributed import storage
-from ag_jax.grid import store
-from ag_jax.pretraining import run_directory
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.grid.cells import Table
 from ag_jax.pretraining.search.points import Study
-from ag_jax.settings import schema
 
-FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
-OUT_OF_MEMORY = "out of memory"  # how reasons begin if a run did not diverge
-# Settings that do not decide whether a run fails.
-NOT_OF_FAILURE = tuple(name for name in run_directory.MAY_DIFFER if name not in run_directory.OF_FAILURE)
 
 Numbers = dict[str, float | None]  # of losses and metrics, by their names; None for one that was not measured
 
@@ -58,34 +41,40 @@ class RunState:
 States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
-def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -> RunState:
-    """Read the state of a run from its directory; a recorded failure counts only with equal settings and no `retry`.
+def of_results(study: Study, table: Table) -> States:
+    """Return {(number of the point, seed): state} of every run of a search, from the results of its cells.
 
-    Settings of `NOT_OF_FAILURE` may have changed since.
-
-    retry: leave out a failure that --retry would forget, that of `failure.json`.
-
-    Raises ValueError, with the file's name, if a file is damaged, or lacks the number `search.metric`.
+    Raises ValueError if a result lacks the number `search.metric`.
     """
-    metric = config.search.metric
-    names = dict.fromkeys((*LOSSES, metric))
-    with reading(directory / RUNGS, "train the points in another --workdir"):
-        rungs = {step: {name: numbers[name] for name in names} for step, numbers in _rungs(directory / RUNGS).items()}
-    summary = run_directory.read_summary(directory)
-    if summary is not None and run_directory.is_complete(summary, config):
-        with reading(store.path_of(directory), "train the points in another --workdir"):
-            numbers = numbers_of(summary)
-            measured = {name: numbers[name] for name in names}
-        if (reason := not_finite(measured, metric)) is not None:
-            return RunState(failure=reason, diverged=True, rungs=rungs)
-        return RunState(measured=measured, rungs=rungs)
-    path = directory / FAILURE
-    if retry or not path.exists():
-        return RunState(rungs=rungs)
-    failure = read_json(path, dict, {"reason": str, "diverged": bool, "settings": str})
-    if failure["settings"] != _settings(config):
-        return RunState(rungs=rungs)
-    return RunState(failure=failure["reason"], diverged=failure["diverged"], rungs=rungs)
+    return {
+        (number, seed): _of_run(point.path(seed), study.rung_steps(point), study.search.metric, table)
+        for number, point in enumerate(study.points)
+        for seed in point.configs
+    }
+
+
+def _of_run(path: str, rungs: list[int], metric: str, table: Table) -> RunState:
+    """Return the state of a run; it failed if one of its results did, or has a number that is not finite."""
+    state = RunState()
+    for until in (*rungs, None):
+        name = path if until is None else f"{path}@{until}"
+        if (result := table.get(name)) is None:
+            continue
+        if not result.is_done:
+            state = dataclasses.replace(state, failure=result.reason, diverged=result.status == "diverged")
+            continue
+        every = numbers_of(result.facts)
+        if metric not in every:
+            raise ValueError(f"{name} has no {metric}, but {', '.join(every)}: choose another --workdir")
+        numbers = {name: every[name] for name in (*LOSSES, metric)}
+        if (reason := not_finite(numbers, metric)) is not None:
+            at = "" if until is None else f" at step {until}"
+            state = dataclasses.replace(state, failure=reason + at, diverged=True)
+        elif until is None:
+            state = dataclasses.replace(state, measured=numbers)
+        else:
+            state = dataclasses.replace(state, rungs=state.rungs | {str(until): numbers})
+    return state
 
 
 def numbers_of(summary: Mapping[str, Any]) -> Numbers:
@@ -109,52 +98,3 @@ def not_finite(numbers: Mapping[str, float | None], metric: str) -> str | None:
         if (value := numbers[name]) is not None and not math.isfinite(value):
             return f"{name} is not finite"
     return None
-
-
-def _settings(config: ExperimentConfig) -> str:
-    """Return a hash of the settings that may decide whether a run fails, such as batch size and devices.
-
-    Settings at their defaults are left out, so that a setting that a later version adds does not change the hash.
-    """
-    defaults = schema.flat(schema.to_dict(ExperimentConfig()))
-    settings = {
-        name: value
-        for name, value in schema.flat(schema.to_dict(config)).items()
-        if not schema.is_among(name, NOT_OF_FAILURE) and (name not in defaults or defaults[name] != value)
-    }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def _rungs(path: epath.Path) -> dict[str, Numbers]:
-    rungs = read_json(path) if path.exists() else {}
-    check_fields(path, rungs, dict.fromkeys(rungs, dict))
-    for numbers in rungs.values():
-        measured = [name for name, value in numbers.items() if value is not None]
-        check_fields(path, numbers, dict.fromkeys((*LOSSES, *measured), float))
-    return rungs
-
-
-def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
-    """Return {(number of the point, seed): state} of every run of a search; `retry` leaves out recorded failures."""
-    return {
-        (number, seed): read(point.directory(workdir, seed), config, retry)
-        for number, point in enumerate(study.points)
-        for seed, config in point.configs.items()
-    }
-
-
-def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, diverged: bool) -> None:
-    """Record in a run's directory that the run failed, so that it is not trained again with the same settings.
-
-    reason: why it failed.
-    diverged: whether a number of the run was not finite.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    failure = {"reason": reason, "diverged": diverged, "settings": _settings(config)}
-    storage.write_whole(directory / FAILURE, json.dumps(failure, indent=2) + "\n")
-
-
-def write_rung(directory: epath.Path, step: int, numbers: Mapping[str, float | None]) -> None:
-    """Store in a run's directory its losses and metrics at a step at which it is compared with other runs."""
-    rungs = _rungs(directory / RUNGS) | {str(step): dict(numbers)}
-    storage.write_whole(directory / RUNGS, json.dumps(rungs, indent=2) + "\n")

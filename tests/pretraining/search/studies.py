@@ -10,7 +10,6 @@ from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.settings import schema
 from ag_jax.training.journal import NonFiniteError
-from tests import results as stored
 
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
 DIVERGES = 0.75  # learning rate at which the stub diverges
@@ -86,27 +85,23 @@ def outcome(config, until=None):
 
 
 def stub(config, directory, labels, until=None):
-    """Note the call in `calls.txt` of the search, and write the result at the end of a run."""
+    """Note the call in `calls.txt` of the search."""
     begin(config, directory)
     with open(directory.parent.parent / "calls.txt", "a") as calls:
         calls.write(f"{directory.parent.name}/{directory.name} {until}\n")
-    found = outcome(config, until)
-    if until is None:
-        stored.write(directory, found)
-    return found
+    return outcome(config, until)
 
 
 def hangs_at_the_third(config, directory, labels, until=None):
     calls = directory.parent.parent / "calls.txt"
     if calls.exists() and len(calls.read_text().splitlines()) == 2:
-        directory.mkdir(parents=True)
         print("in the middle of the third", flush=True)
         time.sleep(600)
     return stub(config, directory, labels, until)
 
 
 def _install(train) -> None:
-    run.train, search_run.plateau_loss = train, lambda config, directory: PLATEAU
+    run.train_held, search_run.plateau_loss = train, lambda config, directory: PLATEAU
 
 
 def install_hanging() -> None:

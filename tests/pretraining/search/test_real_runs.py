@@ -1,11 +1,11 @@
 """Points of a search are ordinary runs: the same metrics as from `train`, also for a run that paused at a rung."""
 
 import json
-import types
 
 import pytest
 from etils import epath
 
+from ag_jax.grid import store
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.search import points, states
@@ -31,18 +31,19 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
     source, made = config_file(tmp_path / "config.py", {"ag": grid}, **settings), epath.Path(tmp_path / "made")
     programs, noted = build._cached_program.cache_info().misses, []
 
-    def stopped_at_the_second(directory, step, numbers):
+    write = store.write
+
+    def stopped_at_the_second(directory, result, until):
         if len(noted) == 1:
             raise KeyboardInterrupt
         noted.append(directory)
-        states.write_rung(directory, step, numbers)
+        write(directory, result, until)
 
     with monkeypatch.context() as patch:
-        stopped = types.SimpleNamespace(**vars(states) | {"write_rung": stopped_at_the_second})
-        patch.setattr(search_run, "states", stopped)
+        patch.setattr(store, "write", stopped_at_the_second)
         with pytest.raises(KeyboardInterrupt):
             search_run.search(config_files.load(source, {}), made)
-    assert sum(path.name == "rungs.json" for path in made.glob("*/*/*.json")) == 1
+    assert sum(path.name == "result-3.json" for path in made.glob("*/*/*.json")) == 1
     assert len(list(made.glob("*/*/checkpoints/3"))) == 2
     search_run.search(config_files.load(source, {}), made)
     assert build._cached_program.cache_info().misses <= programs + 1
@@ -58,13 +59,13 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
     summary = run.train(best.configs[0], alone)
     assert rows(directory) == rows(alone)
     assert stored.facts(directory) == summary
-    rung = json.loads((directory / "rungs.json").read_text())
-    assert [*rung] == ["3"] and rung["3"]["validation_loss"] != summary["validation_loss"]
+    rung = states.numbers_of(store.read(directory, until=3).facts)
+    assert rung["validation_loss"] != summary["validation_loss"]
     # All that may be `search.metric`, which is checked before training, is measured at the rung.
-    assert rung["3"].keys() == states.numbers_of(summary).keys() >= {"mlm_accuracy", "ag_loss"}
+    assert rung.keys() == states.numbers_of(summary).keys() >= {"mlm_accuracy", "ag_loss"}
     mesh = sharding.make_mesh(best.configs[0].mesh)
     program = build.shared_program(best.configs[0], open_run(alone).tokenizer, mesh)
-    assert rung["3"].keys() == {*states.LOSSES, *run.evaluation_metrics(best.configs[0], program)}
+    assert rung.keys() == {*states.LOSSES, *run.evaluation_metrics(best.configs[0], program)}
     left = [seed["left_plateau_at_step"] for one in of_points.values() for seed in one["seeds"].values()]
     assert len(left) == 3 and all(step is None or step in (2, 4, 6) for step in left)
     losses = {row["step"]: row["ag_loss"] for row in rows(alone, "train")}

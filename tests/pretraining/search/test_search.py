@@ -1,14 +1,19 @@
 """A search from the grids to `best.json`, with a stub in the place of training: in one process, in two, and killed."""
 
+import contextlib
 import functools
 import json
 import math
 import statistics
+from types import SimpleNamespace
 
 import jax
 import pytest
 from etils import epath
 
+from ag_jax.distributed import lock
+from ag_jax.grid import run as grid
+from ag_jax.grid import store
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus, finished, run, run_directory, words
 from ag_jax.pretraining.search import choose, points, report, states
@@ -36,7 +41,7 @@ def source(tmp_path):
 @pytest.fixture
 def stubbed(monkeypatch, tmp_path, one_device):
     """Returns a function that runs a search with the stub, and returns `search.json` and the calls of the stub."""
-    monkeypatch.setattr(run, "train", studies.stub)
+    monkeypatch.setattr(run, "train_held", studies.stub)
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
 
     def search(source, overrides=None, **options):
@@ -121,7 +126,7 @@ def test_a_larger_grid_keeps_what_is_done(stubbed, source, tmp_path, monkeypatch
     stubbed(source({"mlm": rates(0.1, 0.02)}))
     larger = source({"mlm": rates(0.1, 0.01, 0.02)})
     with monkeypatch.context() as patch:
-        patch.setattr(run, "train", ends)
+        patch.setattr(run, "train_held", ends)
         with pytest.raises(RuntimeError, match="the machine is gone"):
             stubbed(larger)
     with pytest.raises(FileNotFoundError, match="best.json"):
@@ -143,16 +148,11 @@ def test_the_best_point_of_another_search_is_an_error(stubbed, source, tmp_path)
         best(tmp_path, arguments=expected | {"layers": 2})
 
 
-def test_shorter_runs_and_a_limit_of_time(stubbed, source, tmp_path):
-    """`search.steps` changes the config of every point; after `stop_after` no run is begun."""
+def test_shorter_runs(source):
+    """`search.steps` changes the config of every point."""
     path = source({"mlm": rates(0.1, 0.02)})
     study = points.study(config_files.load(path, {"search.steps": 5}))
     assert [config.training.steps for point in study.points for config in point.configs.values()] == [5, 5]
-    found, calls = stubbed(path, {"search.stop_after": 1e-9})
-    assert calls == [] and not found["complete"] and found["arms"]["mlm"]["best"] is None
-    assert not (tmp_path / "made" / "best.json").exists()
-    found, calls = stubbed(path)
-    assert len(calls) == 2 and found["complete"] and (tmp_path / "made" / "best.json").exists()
 
 
 def test_runs_whose_length_is_in_words(stubbed, source, text, tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_runs_whose_length_is_in_words(stubbed, source, text, tmp_path, monkeypa
             raise RuntimeError("a run is trained again")
         return studies.stub(trained[-1], directory, labels, until)
 
-    monkeypatch.setattr(run, "train", resolving)
+    monkeypatch.setattr(run, "train_held", resolving)
     found, calls = stubbed(path)
     assert found["complete"] and len(calls) == 2
     facts = words.of_corpus(trained[0], corpus.prepare(trained[0], epath.Path(tmp_path / "none")))
@@ -217,7 +217,7 @@ def test_a_point_that_diverged_did_not_leave_the_plateau(monkeypatch, tmp_path, 
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
         return studies.stub(config, directory, labels, until)
 
-    monkeypatch.setattr(run, "train", fails)
+    monkeypatch.setattr(run, "train_held", fails)
     path = source({"mlm": rates(0.1, 0.2, 0.02), "ag": rates(0.02, 0.1, 0.2)})
     found, _ = stubbed(path)
     lowest = pytest.approx(4.30103)
@@ -254,14 +254,14 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, source, tmp_path
             raise jax.errors.JaxRuntimeError(message)
         return studies.stub(config, directory, labels, until)
 
-    monkeypatch.setattr(run, "train", too_large)
+    monkeypatch.setattr(run, "train_held", too_large)
     path = source({"mlm": rates(0.1, 0.2)})
-    for told in (False, True):
+    for _ in range(2):
         with pytest.raises(ValueError, match="--retry"):
             stubbed(path)
-        assert ("2 runs failed before" in capsys.readouterr().err) == told
-    noted = json.loads((tmp_path / "made" / "mlm" / "lr0.1-seed0" / "failure.json").read_text())
-    assert noted["reason"].startswith("out of memory") and not noted["diverged"]
+        assert "2 runs failed and are not trained again" in capsys.readouterr().err
+    noted = store.read(epath.Path(tmp_path / "made" / "mlm" / "lr0.1-seed0"))
+    assert noted.reason.startswith("out of memory") and noted.status == "out_of_memory"
     assert json.loads((tmp_path / "made" / "best.json").read_text())["arms"] == {}
     smaller = {"training.batch_size": 2, "search.seeds": (0,), "title": "the same runs"}
     found, calls = stubbed(path, smaller)
@@ -286,7 +286,7 @@ def test_a_loss_at_a_rung_that_is_not_finite_is_a_failure(monkeypatch, source, s
         losses = studies.stub(config, directory, labels, until)
         return losses | ({"validation_loss": bad} if config.optimizer.learning_rate == 0.3 else {})
 
-    monkeypatch.setattr(run, "train", not_finite)
+    monkeypatch.setattr(run, "train_held", not_finite)
     of_arm = stubbed(source({"mlm": rates(0.3, 0.02, 0.4, 0.8)}, **HALF))[0]["arms"]["mlm"]
     assert of_arm["points"]["lr0.3"]["failures"] == {"0": "validation_loss is not finite at step 4"}
     assert of_arm["robustness"]["failed"] == of_arm["robustness"]["diverged"] == 1
@@ -406,7 +406,7 @@ def test_no_point_is_the_best_if_none_measured_the_metric(stubbed, source, tmp_p
 
 
 def test_a_search_by_another_metric_has_its_values_at_the_rungs(stubbed, source):
-    """`rungs.json` has all numbers, so the point that is the better one now goes on from its rung."""
+    """The results at rungs have all numbers, so the point that is the better one now goes on from its rung."""
     path = source({"mlm": rates(0.01, 0.8)}, **{"search.rungs": (0.25, 0.5)})
     stubbed(path)
     assert stubbed(path, ACCURACY)[1] == ["mlm/lr0.8-seed0 4", "mlm/lr0.8-seed0 None"]
@@ -428,19 +428,24 @@ def test_a_killed_search_goes_on(stubbed, source, tmp_path):
     assert f"the report is {killed / 'report.md'}" in done.stdout
 
 
-def test_a_part_waits_for_the_others_at_a_rung(stubbed, source, capsys):
-    path = source({"mlm": rates(0.01, 0.8, 0.02, 0.4)}, **HALF)
-    assert stubbed(path, part="1/2")[1] == calls_of(["lr0.01", "lr0.02"], 4)
-    assert "2 runs of other parts" in capsys.readouterr().err
-    assert stubbed(path, part="2/2")[1] == calls_of(["lr0.8", "lr0.4"], 4)
-    found, calls = stubbed(path, part="1/2")
-    assert calls == calls_of(["lr0.01", "lr0.02"]) and found["complete"]
+def test_a_process_waits_for_the_others_at_a_rung(stubbed, source, tmp_path, monkeypatch):
+    path, waited = source({"mlm": rates(0.01, 0.8, 0.02, 0.4)}, **HALF), []
+    with contextlib.ExitStack() as another:
+        another.enter_context(lock.hold(epath.Path(tmp_path / "made" / "mlm" / "lr0.8-seed0" / lock.FILE)))
+        monkeypatch.setattr(grid, "time", SimpleNamespace(sleep=lambda _: waited.append(1) or another.close()))
+        found, calls = stubbed(path)
+    assert waited == [1] and calls == [
+        *calls_of(["lr0.01", "lr0.02", "lr0.4", "lr0.8"], 4),
+        *calls_of(["lr0.01", "lr0.02"]),
+    ]
+    assert {name: one["status"] for name, one in found["arms"]["mlm"]["points"].items()} == {
+        **{"lr0.01": "done", "lr0.02": "done"},
+        **{"lr0.4": "stopped", "lr0.8": "stopped"},
+    }
 
 
-def test_points_that_this_process_does_not_train_may_have_any_batch(
-    stubbed, source, tmp_path, monkeypatch, eight_devices
-):
-    """Another part trains them, or they are done, were stopped at a rung, or failed; with --retry these are trained."""
+def test_points_that_are_not_trained_may_have_any_batch(stubbed, source, tmp_path, monkeypatch, eight_devices):
+    """They are done, were stopped at a rung, or failed; with --retry these are trained."""
     grid = {"mlm": {"training": {"batch_size": (4, 12)}, "optimizer": {"learning_rate": (0.01, 0.8, studies.DIVERGES)}}}
     path = source(grid, **HALF)
     found, _ = stubbed(path)
@@ -449,13 +454,10 @@ def test_points_that_this_process_does_not_train_may_have_any_batch(
     assert stubbed(path) == (found, [])
     with pytest.raises(ValueError, match="the (4|12) rows"):
         stubbed(path, retry=True)
-    path, parts = source({"mlm": {"training": {"batch_size": (8, 12)}}}), epath.Path(tmp_path / "parts")
-    with pytest.raises(ValueError, match="mlm/bs12 .* 12 rows .* 8"):
-        search_run.search(config_files.load(path, {}), parts)
-    assert not parts.exists()
-    search_run.search(config_files.load(path, {}), parts, part="1/2")
-    with pytest.raises(ValueError, match="mlm/bs12"):
-        search_run.search(config_files.load(path, {}), parts, part="2/2")
+    path, other = source({"mlm": {"training": {"batch_size": (8, 12)}}}), epath.Path(tmp_path / "other")
+    with pytest.raises(ValueError, match="mlm/bs12-seed0 .* 12 rows .* 8"):
+        search_run.search(config_files.load(path, {}), other)
+    assert not other.exists()
 
 
 RATE = {"mlm": rates(0.1)}
@@ -502,17 +504,15 @@ TRANSLATES = {"decoder.layers": 1, "data.format": "parallel", "data.source": "a.
 
 
 @pytest.mark.parametrize(
-    ("overrides", "part", "named"),
+    ("overrides", "named"),
     [
-        ({}, "3/2", "--part"),
-        ({}, "2/3", "--part=2/3 .* 2 points"),
-        ({"search.metric": "loss"}, None, "search.metric=loss .*train_loss, validation_loss, .*mlm_accuracy, mlm_loss"),
-        (ACCURACY | TRANSLATES, None, "average_train_loss, accuracy, nll, translation_loss"),
+        ({"search.metric": "loss"}, "search.metric=loss .*train_loss, validation_loss, .*mlm_accuracy, mlm_loss"),
+        (ACCURACY | TRANSLATES, "average_train_loss, accuracy, nll, translation_loss"),
     ],
 )
-def test_what_is_wrong_is_found_before_anything_runs(stubbed, source, tmp_path, overrides, part, named):
+def test_what_is_wrong_is_found_before_anything_runs(stubbed, source, tmp_path, overrides, named):
     with pytest.raises(ValueError, match=named):
-        stubbed(source({"mlm": rates(0.1, 0.02)}), overrides, part=part)
+        stubbed(source({"mlm": rates(0.1, 0.02)}), overrides)
     assert not (tmp_path / "made" / "calls.txt").exists()
 
 
@@ -547,32 +547,14 @@ def test_a_run_past_a_rung_is_an_error_before_anything_runs(stubbed, second, tmp
     with pytest.raises(ValueError, match="lr0.02-seed0 is at step 6, .* step 4"):
         stubbed(path, HALF)
     assert not (tmp_path / "made" / "calls.txt").exists()
-    states.write_failure(directory, study.points[1].configs[0], "not finite", diverged=True)
+    inputs = run_directory.result_inputs(study.points[1].configs[0])
+    stored.write(directory, {}, status="diverged", reason="not finite", inputs=inputs)
     with pytest.raises(ValueError, match="is at step 6, .* step 4"):
         stubbed(path, HALF, retry=True)
     found, calls = stubbed(path, HALF)
     assert found["arms"]["mlm"]["best"] == "lr0.1" and len(calls) == 2
-    (directory / "failure.json").unlink()
+    (directory / "result.json").unlink()
     assert len(stubbed(path, {"search.rungs": (0.75,)})[1]) == 2, "at step 6 itself"
-
-
-def test_a_rung_that_another_process_has_passed_keeps_its_numbers(stubbed, source, tmp_path, monkeypatch, capsys):
-    """A process that works through an old list gets the numbers of the present step of a run that has gone on."""
-    study, workdir = (
-        points.study(config_files.load(source({"mlm": rates(0.02, 0.1)}, **HALF), {})),
-        epath.Path(tmp_path / "made"),
-    )
-    directory, kept = study.points[0].directory(workdir, 0), dict.fromkeys(states.LOSSES, 5.0)
-    directory.mkdir(parents=True)
-    states.write_rung(directory, 4, kept)
-    monkeypatch.setattr(run, "train", lambda config, *_, until: studies.outcome(config, 6))
-    search_run._run(study, workdir, NextRun(0, 0, 4), "")
-    assert json.loads((directory / "rungs.json").read_text()) == {"4": kept}
-    assert "step 6 already" in capsys.readouterr().err
-    (directory / "rungs.json").unlink()  # by a process with other rungs
-    (directory / "checkpoints" / "6").mkdir(parents=True)
-    with pytest.raises(ValueError, match="at step 6, .* step 4"):
-        search_run._run(study, workdir, NextRun(0, 0, 4), "")
 
 
 def test_points_that_predict_other_tokens_are_named(stubbed, source, tmp_path):
@@ -593,22 +575,17 @@ def test_plateaus_of_training_and_of_validation_are_those_of_their_masks(monkeyp
     assert found == (pytest.approx(0.4 - 0.02), 4, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("rungs.json", "{", "JSON"),
-        ("rungs.json", '{"4": {"train_loss": 1}}', "'validation_loss'"),
-        ("failure.json", '{"reason": 3}', "'reason', got 3"),
-        ("failure.json", '{"reason": "", "diverged": 1}', "'diverged', got 1"),
-        ("failure.json", '{"reason": "", "diverged": true}', "'settings'"),
-        ("result.json", '{"train_loss": 1}', ""),
-    ],
-)
-def test_damaged_files_are_named(name, content, named, stubbed, second):
-    path, _, directory = second
-    (directory / name).write_text(content)
-    with pytest.raises(ValueError, match=f"{name}.*{named}"):
-        stubbed(path, ACCURACY)
+@pytest.mark.parametrize("name", ["result.json", "result-4.json"])
+def test_damaged_results_are_named(name, stubbed, source, tmp_path):
+    path = source({"mlm": rates(0.01, 0.8)}, **HALF)
+    found, _ = stubbed(path)
+    place = tmp_path / "made" / "mlm" / "lr0.01-seed0" / name
+    whole = place.read_text()
+    place.write_text(whole.replace('"validation_loss": ', '"validation_loss": 1'))
+    with pytest.raises(ValueError, match=f"{place} has another content"):
+        stubbed(path)
+    place.write_text(whole)
+    assert stubbed(path) == (found, [])
 
 
 def test_names_of_points(source):

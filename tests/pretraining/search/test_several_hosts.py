@@ -4,7 +4,6 @@ Each host has a directory of its own here, so that one shows which does somethin
 """
 
 import json
-import types
 
 import pytest
 from etils import epath
@@ -32,7 +31,7 @@ def on_hosts(monkeypatch, tmp_path, one_device):
         stub = studies.stub if hosts.is_first() else lambda config, *_: studies.outcome(config, until)
         return stub(config, directory, labels, until)
 
-    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(run, "train_held", train)
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
     fakes = FakeHosts(monkeypatch, HOSTS)
 
@@ -57,8 +56,8 @@ def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_
     written = {str(path.relative_to(tmp_path / "0")) for path in (tmp_path / "0").rglob("*.*") if path.is_file()}
     assert written == {
         *("calls.txt", "best.json", "report.md", "search.json"),
-        *(f"mlm/lr0.1-seed0/{name}.json" for name in ("config", "rungs", "result")),
-        *(f"mlm/lr0.75-seed0/{name}.json" for name in ("config", "failure")),
+        *(f"mlm/lr0.1-seed0/{name}.json" for name in ("config", "result-4", "result")),
+        *(f"mlm/lr0.75-seed0/{name}.json" for name in ("config", "result-4")),
     }
     assert not [host for host in range(1, HOSTS) if (tmp_path / str(host)).exists()], "only host 0 writes"
 
@@ -67,14 +66,3 @@ def test_a_search_whose_points_all_failed_fails_on_all_hosts(on_hosts, tmp_path)
     found, _ = on_hosts({}, studies.DIVERGES)
     assert all(isinstance(error, ValueError) and "mlm/lr0.75" in str(error) for error in found)
     assert (tmp_path / "0" / "report.md").exists()
-
-
-def test_the_clock_of_the_first_host_ends_a_search(on_hosts, tmp_path, monkeypatch):
-    """A host whose own clock says that time is left does not begin a run alone."""
-    clocks = [iter((0.0, 1.0, 99.0)), *(iter((0.0, 0.0, 0.0)) for _ in range(1, HOSTS))]
-    clock = types.SimpleNamespace(monotonic=lambda: next(clocks[hosts.index()]))
-    monkeypatch.setattr(search_run, "time", clock)
-    found, calls = on_hosts({"search.stop_after": 50.0}, 0.1, 0.2)
-    assert calls == [[("lr0.1-seed0", None)]] * HOSTS
-    assert not json.loads((tmp_path / "0" / "search.json").read_text())["complete"]
-    assert [path.name for path in found] == ["report.md"] * HOSTS
