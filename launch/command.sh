@@ -28,21 +28,12 @@ check_verb_of_hosts() {
   takes_hosts || fail "ag-jax ${command[0]} runs on one machine, and $1: run it where you are, on the same --workdir"
 }
 
-# takes_part: must the jobs of an array have the flag --part? Those of other verbs share the work by themselves.
-takes_part() {
-  case ${command[0]} in
-    search | prepare) return 0 ;;
-    *) return 1 ;;
-  esac
-}
-
 # check_verb_of_array N: fail unless N jobs can share the work of the verb.
 check_verb_of_array() {
   case ${command[0]} in
     finetune | compare | search | prepare) ;;
     *) fail "ag-jax ${command[0]} does one thing, which jobs cannot share: leave --array out" ;;
   esac
-  if [ -n "$(flag_of part)" ]; then fail "--array=$1 shares the work among its jobs: leave out --part=$(flag_of part)"; fi
 }
 
 # places_hosts WORD...: do the words say which hosts there are?

@@ -181,8 +181,6 @@ print_script() {
   if [ -n "${AG_JAX_CACHE:-}" ]; then value 'export AG_JAX_CACHE' "$(absolute "$AG_JAX_CACHE")"; fi
   printf 'command=(%s)\n' "$(quoted "${command[@]}")"
   if [ "$nodes" -gt 1 ] && [ -z "$(flag_of hosts)" ]; then printf 'command+=(--hosts=auto)\n'; fi
-  # shellcheck disable=SC2016 # for the shell of the job
-  if [ -n "$array" ] && takes_part; then printf 'command+=(--part="$SLURM_ARRAY_TASK_ID/%s")\n' "$array"; fi
   sed -n '/^# --- The job/,$p' "$REPOSITORY/launch/slurm_job.sh"
 }
 
@@ -248,7 +246,7 @@ main() {
   export AG_JAX_ACCELERATOR AG_JAX_VENV=${AG_JAX_VENV:-.venv-slurm-$AG_JAX_ACCELERATOR}
   environment=$(absolute "$AG_JAX_VENV")
   if [ "$dry_run" = no ]; then (set_up base); fi
-  if [ -n "$array" ] && takes_part; then check_command "as a job" --part="$array/$array"; else check_command "as a job"; fi
+  check_command "as a job"
   if [ "$dry_run" = yes ]; then
     print_script
     return

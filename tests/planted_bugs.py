@@ -555,10 +555,10 @@ BUGS = (
         "tests/pretraining/test_alpha.py",
     ),
     Bug(
-        "a run that is past a rung is compared there",
+        "a run that is past a rung is trained",
         "ag_jax/pretraining/search/run.py",
-        "if step < newest and str(step) not in state.rungs]",
-        "if step < 0]",
+        "if step < newest and not store.path_of(directory, step).exists()]",
+        "if False]",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(
@@ -583,10 +583,10 @@ BUGS = (
         "tests/finetuning/test_choosing.py",
     ),
     Bug(
-        "a part trains the points of the others",
+        "a process leaves a search at a rung",
         "ag_jax/pretraining/search/run.py",
-        "mine = [one for one in next_runs if one.number in point_numbers]",
-        "mine = next_runs",
+        "is_last=all(one.until is None for one in next_runs)",
+        "is_last=True",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(
@@ -752,9 +752,9 @@ BUGS = (
     ),
     Bug(
         "a failure with other settings counts",
-        "ag_jax/pretraining/search/states.py",
-        'failure["settings"] != _settings(config)',
-        "False",
+        "ag_jax/pretraining/training_cell.py",
+        "if not stored.is_done:\n            return changes",
+        "if not stored.is_done:\n            return []",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(
@@ -766,9 +766,9 @@ BUGS = (
     ),
     Bug(
         "a loss at a rung may be infinite",
-        "ag_jax/pretraining/search/run.py",
-        "None if next_run.until is None else states.not_finite(numbers, metric)",
-        "None",
+        "ag_jax/pretraining/search/states.py",
+        "if (reason := not_finite(numbers, metric)) is not None:",
+        "if until is None and (reason := not_finite(numbers, metric)) is not None:",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(
@@ -781,8 +781,8 @@ BUGS = (
     Bug(
         "the best point of a smaller grid stays",
         "ag_jax/pretraining/search/run.py",
-        "            (workdir / BEST).unlink(missing_ok=True)\n",
-        "            pass\n",
+        'hosts.from_first("the best point", functools.partial((workdir / BEST).unlink, missing_ok=True))',
+        "pass",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(

@@ -305,11 +305,10 @@ def _tokenizer(verb: Tokenizer) -> None:
 
 def _prepare(verb: Prepare) -> None:
     config = verb.config.settings
-    corpus = pretraining_corpus.prepare_ahead(config.data, verb.part)
-    if corpus is not None:
-        in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
-        facts = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
-        print(json.dumps(facts, indent=2))
+    corpus = pretraining_corpus.prepare_ahead(config.data)
+    in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
+    facts = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
+    print(json.dumps(facts, indent=2))
 
 
 def _plan(verb: Plan) -> None:

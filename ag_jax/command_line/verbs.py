@@ -299,20 +299,15 @@ class Export(Verb):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepare(Verb):
-    """Tokenise the text of a config once, before training; several processes and machines share the work.
-
-    part: K/N tokenises every N-th part of the text from the K-th on, for N processes with one cache
-    """
+    """Tokenise the text of a config once, before training; several processes and machines share the work."""
 
     name = "prepare"
     examples = (
         "ag-jax prepare --config=quickstart --config.data.source=books/",
         "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=gs://BUCKET/cache",
-        "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=/shared/cache --part=2/16",
     )
     kinds = (ExperimentConfig,)
     config: Config
-    part: str | None = None
     print_config: bool = False
 
 

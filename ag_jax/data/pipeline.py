@@ -49,21 +49,6 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
     return (parallel if config.is_parallel else text).prepare(config, quiet=quiet, claim=claim)
 
 
-def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim) -> int:
-    """Tokenise parts k, k + n, k + 2n, ... of a text for `share` (k, n); return the number of parts still missing.
-
-    Other processes tokenise the other parts; this one does not wait for them.
-
-    share: (k, n) for every n-th part from the k-th on, counted from 1.
-    claim: takes pieces of the work; see `entries.Claim`.
-
-    Raises ValueError for pairs, which are not prepared in parts.
-    """
-    if config.is_parallel:
-        raise ValueError("data.format=parallel is not prepared in parts, because pairs are few: leave out --part")
-    return text.prepare_part(config, share, claim)
-
-
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on the training text."""
     return (parallel if config.is_parallel else text).prepare_tokenizer(config, quiet=quiet, claim=claim)

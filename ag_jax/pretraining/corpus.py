@@ -22,7 +22,6 @@ from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.distributed.parts import parse_part
 from ag_jax.evaluation import lines
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import origin as origins
@@ -47,22 +46,12 @@ def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
     return _prepare(config, workdir)
 
 
-def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
-    """Tokenize a config's text into the cache and return the corpus; None if other parts than `part` are missing.
+def prepare_ahead(data: DataConfig) -> Corpus:
+    """Tokenize a config's text into the cache, from which runs read it later, and return the corpus.
 
-    Runs read the cache later. Processes that call this at the same time share the work.
-
-    part: "K/N" tokenises only every N-th part of the text from the K-th on; the process that finds all parts done puts
-        them together. None tokenises all parts that no other process works on, and waits for the others.
-
-    Raises ValueError for another `part`.
+    Processes that call this at the same time share the work.
     """
     claims = lock.Claims()
-    if part is not None:
-        missing = pipeline.prepare_part(data, parse_part(part), claims)
-        if missing:
-            _say(f"part {part} is done; {missing:,} parts of the text are left to other processes")
-            return None
     corpus = pipeline.prepare(data, claim=claims)
     pipeline.source_files(data, claim=claims)
     return corpus

@@ -45,6 +45,3 @@ def test_a_corpus_and_its_batches(config):
         assert shapes[0] == shapes[1]
         assert not config.is_parallel or batch["target_tokens"][0, 0] == 99, "the start of targets is passed on"
     np.testing.assert_array_equal(iterated["tokens"], batches.at(2)["tokens"])
-    if config.is_parallel:
-        with pytest.raises(ValueError, match="--part"):
-            pipeline.prepare_part(config, (1, 2), None)

@@ -166,8 +166,8 @@ def test_scripts_of_jobs(slurm):
         assert shown(slurm, f"--time={limit}", "--", *slurm.train)[0]["time"] == limit
     for verb in verbs.VERBS:
         assert shown(slurm, "--", verb, "--workdir=x")[1] == [verb, "--workdir=x"]
-    for verb in (verb for verb, of in verbs.VERBS.items() if "part" in verbs.flags_of(of) and verb != "export"):
-        assert shown(slurm, "--array=4", "--", verb, "--workdir=x")[1][-1] == "--part=3/4"
+    for verb in ("compare", "finetune", "search", "prepare"):
+        assert shown(slurm, "--array=4", "--", verb, "--workdir=x")[1] == [verb, "--workdir=x"]
     assert slurm.done() == [] and not (slurm.folder / "sbatch").exists() and not (slurm.repository / "runs").exists()
     assert not (slurm.folder.parent / "shared disk").exists(), "--dry_run writes nothing"
 
@@ -226,7 +226,6 @@ ERRORS = {
     "-- train --config=x": "--workdir=DIR",
     "-- train --workdir=gs://b": "gs://b",
     "--array=2 -- train --workdir=x": "ag-jax train",
-    "--array=2 -- search --workdir=x --part=1/3": "--part=1/3",
     "--nodes=2 -- prepare --config=x": "--nodes=2",
 }
 
@@ -244,10 +243,10 @@ def test_jobs_that_cannot_be_submitted(slurm):
     result = slurm.run("slurm.sh", "--", *slurm.train, FAKE_SBATCH_FAILS="1")
     assert result.returncode == 1 and "invalid partition specified: gpu" in result.stderr
     ag_jax = slurm.repository / ".venv-slurm-cpu/bin/ag-jax"
-    ag_jax.write_text('#!/bin/bash\necho "$*" >"$CLUSTER/asked"\necho "ag-jax: --part=4/4 is too much" >&2\nexit 1\n')
+    ag_jax.write_text('#!/bin/bash\necho "$*" >"$CLUSTER/asked"\necho "ag-jax: --config=x is missing" >&2\nexit 1\n')
     result = slurm.run("slurm.sh", "--array=4", "--", "search", *slurm.train[1:])
-    assert result.returncode == 1 and "ag-jax: --part=4/4 is too much" in result.stderr
-    assert (slurm.folder / "asked").read_text().split()[-2:] == ["--part=4/4", "--print_config"]
+    assert result.returncode == 1 and "ag-jax: --config=x is missing" in result.stderr
+    assert (slurm.folder / "asked").read_text().split()[-1] == "--print_config"
     programs = slurm.folder / "programs"  # those of this machine but SLURM's
     programs.mkdir()
     for program in os.scandir("/usr/bin"):

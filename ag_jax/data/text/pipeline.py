@@ -3,7 +3,6 @@
 Shape letters: B batch.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -70,37 +69,6 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
     )
     _report(config, corpus, entries, say)
     return corpus
-
-
-def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, quiet: bool = False) -> int:
-    """Tokenise parts k, k + n, k + 2n, ... of a text for `share` (k, n); return the number of parts still missing.
-
-    Other processes tokenise the other parts; this one does not wait for them.
-
-    share: (k, n) for every n-th part from the k-th on, counted from 1.
-
-    The other arguments are those of `prepare`. If no part is missing, `prepare` puts them together.
-
-    Raises ValueError if there are more shares than parts, because some would be empty.
-    """
-    say, entries = announcer(quiet), Entries.of(config, claim)
-    configs = mixture.components(config, functools.partial(single_source.identity, entries))
-    with contextlib.suppress(FileNotFoundError):  # a machine without the text may copy what others prepared of it
-        count = sum(map(text_parts.count_parts, configs))
-        if share[1] > count:
-            raise ValueError(
-                f"--part={share[0]}/{share[1]} is one of {share[1]} parts, but data.source={config.source!r} has only "
-                f"{count}: use at most {count}, or give the text as more files, because a part takes "
-                f"files until they have at least {text_parts.PART_SIZE // 2**20} MiB"
-            )
-    tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
-    missing = _untokenised(
-        [single_source.of_config(source_config, tokenizer, entries) for source_config in configs], entries
-    )
-    if missing:
-        text_parts.tokenise(missing, entries, tokenizer, say, share)
-    parts = [part for source in missing if not entries.is_complete(source.text) for part in source.parts]
-    return sum(not entries.is_complete(part.name) for part in parts)
 
 
 def _untokenised(texts: Sequence[text_parts.Source], entries: Entries) -> list[text_parts.Source]:

@@ -95,11 +95,6 @@ class Part:
         return sum(unit.size for unit in self.units)
 
 
-def count_parts(config: DataConfig) -> int:
-    """Return the number of parts of a source and its validation source; reads at most the first 100 documents."""
-    return len(_groups(config))
-
-
 def _groups(config: DataConfig) -> Sequence[tuple[Sequence[Unit], int | None]]:
     """Return [(files of a part, how its documents are held out: `Part.held_out`), ...] for the text of a config."""
     units = list(sources.units(config.source, config.skip_words))
@@ -127,17 +122,12 @@ def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
     return groups
 
 
-def tokenise(
-    of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
-) -> None:
+def tokenise(of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say) -> None:
     """Tokenise the parts of some texts, together with other processes; return when all are complete.
 
     This process makes missing parts that no other is making, and waits for the others.
-
-    share: (k, n) makes, and waits for, only every n-th part from the k-th on, counted from 1.
     """
     parts = [(source, part) for source in of for part in source.parts]
-    parts = parts[share[0] - 1 :: share[1]]
     total = sum(part.size for _, part in parts)
 
     def complete() -> int:
