@@ -10,7 +10,7 @@ from ag_jax.pretraining.search.states import Numbers, RunState, States
 from ag_jax.settings import schema
 from ag_jax.training.criterion import Criterion
 
-Status = Literal["done", "failed", "stopped", "unfinished"]
+Status = Literal["done", "failed", "stopped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Result:
     """Status of a point of the search, with the means over seeds of the losses and metrics of its runs.
 
     point: the point.
-    status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
+    status: `done` (all seeds), `failed` (at least one seed), or `stopped` by halving.
     measured: mean of each loss and of `search.metric` over the seeds, after the last step or after that at which the
-        point was stopped, with None for a metric that a seed did not measure; empty if it failed or is unfinished.
+        point was stopped, with None for a metric that a seed did not measure; empty if it failed.
     stopped_at: step after which halving stopped the point.
     failures: why runs failed, by seed.
     diverged: whether it failed because the run of at least one seed diverged.
@@ -111,20 +111,20 @@ class Result:
 
 
 def results_of(study: Study, states: States) -> list[Result]:
-    """Return the result of each point of a search, in the order of the points."""
+    """Return the result of each point of a search whose runs are all done, in the order of the points."""
     _, stopped = halved(study, states)
     of_points = []
     for number, point in enumerate(study.points):
-        of_seeds, step, status, measured = _of_point(study, states, number), None, "unfinished", {}
+        of_seeds, step, measured = _of_point(study, states, number), None, {}
         failures = {seed: reason for seed in point.configs if (reason := states[number, seed].failure) is not None}
         measurements = [state.measured for state in of_seeds if state.measured is not None]
         if failures:
             status = "failed"
-        elif len(measurements) == len(of_seeds):
-            status, measured = "done", _means(measurements)
-        elif number in stopped:
+        elif number in stopped and len(measurements) < len(of_seeds):
             step = stopped[number]
             status, measured = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
+        else:
+            status, measured = "done", _means(measurements)
         diverged = any(state.diverged for state in of_seeds)
         of_points.append(Result(point, status, measured, step, failures, diverged))  # type: ignore[arg-type]
     return of_points
@@ -143,13 +143,13 @@ def ranked(results: Sequence[Result], metric: str) -> list[Result]:
     """Return the results of the points of a search from the best to the worst by a metric; ties keep their order.
 
     First those that are done, by the metric, and last of these those that did not measure it; then those that were
-    stopped, the later the better; then those that failed, and those that are not finished.
+    stopped, the later the better; then those that failed.
     """
 
     by = Criterion.of_objective(metric)
 
     def key(result: Result) -> tuple[float, ...]:
-        group = ("done", "stopped", "failed", "unfinished").index(result.status)
+        group = ("done", "stopped", "failed").index(result.status)
         return group, -(result.stopped_at or 0), by.cost(result.measured.get(metric))
 
     return sorted(results, key=key)

@@ -61,7 +61,6 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         "title": study.title,
         "command": study.command,
         "metric": metric,
-        "complete": not any(result.status == "unfinished" for result in results),
         **({"overridden": list(study.overridden)} if study.overridden else {}),
         **({"incomparable": list(study.incomparable)} if study.incomparable else {}),
         "arms": of_arms,
@@ -73,8 +72,8 @@ def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresho
     """Return {(arm, point): whether it left the loss plateau with all seeds} of the points that are done or diverged.
 
     The mean over the seeds does not count, because a low loss of one seed would hide that another has not learned. Nor
-    has a run that diverged, so its point did not leave the plateau. Points that failed for another reason, were stopped
-    or are not finished are left out.
+    has a run that diverged, so its point did not leave the plateau. Points that were stopped, or failed for another
+    reason, are left out.
     """
     left_plateau = {}
     for number, result in enumerate(results):
@@ -233,9 +232,6 @@ def markdown(
     metric = study.search.metric
     warnings = flag_warnings([*study.overridden, *study.incomparable])
     lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *warnings]
-    if not content["complete"]:
-        unfinished = sum(result.status == "unfinished" for result in results)
-        lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]
     lines += ["## Robustness", "", *robustness_table(content)]
     for arm, of_arm in choose.by_arm(results).items():
         numbers_of_arm = content["arms"][arm]
@@ -252,16 +248,13 @@ def markdown(
 
 def _best_point(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
     count = len(of_arm["points"])
-    unfinished = sum(one["status"] == "unfinished" for one in of_arm["points"].values())
     if of_arm["best"] is None:
         finished = sum(one["status"] == "done" for one in of_arm["points"].values())
         reason = f"{finished} are done, but did not measure `{metric}`" if finished else "all failed"
-        reason = f"{unfinished} are not finished" if unfinished else reason
         return [f"There is no best point: of {count} points, {reason}.", ""]
-    so_far = f", of which {unfinished} are not finished," if unfinished else ""
     is_lower_better = Criterion.of_objective(metric).is_lower_better
     direction = "" if is_lower_better else " (the higher, the better)"
-    lines = [f"The best of {count} points{so_far} by `{metric}`{direction} is **{of_arm['best']}**."]
+    lines = [f"The best of {count} points by `{metric}`{direction} is **{of_arm['best']}**."]
     if len(study.search.seeds) > 1:
         lines.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
     if metric not in ("train_loss", "average_train_loss"):

@@ -50,7 +50,7 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
     study, found = points.study(config_files.load(source, {})), json.loads((made / "search.json").read_text())
     of_points = found["arms"]["ag"]["points"]
     statuses = {name: one["status"] for name, one in of_points.items()}
-    assert found["complete"] and sorted(statuses.values()) == ["done"] * 3 + ["failed"] * 2 + ["stopped"]
+    assert sorted(statuses.values()) == ["done"] * 3 + ["failed"] * 2 + ["stopped"]
     assert {name for name, status in statuses.items() if status == "failed"} == {"alpha0.5-lr1e+30", "alpha50-lr1e+30"}
     worse = next(name for name, status in statuses.items() if status == "stopped")
     assert steps_in(made / "ag" / f"{worse}-seed0" / "checkpoints") == [3]

@@ -156,7 +156,7 @@ def test_shorter_runs(source):
 
 
 def test_runs_whose_length_is_in_words(stubbed, source, text, tmp_path, monkeypatch):
-    """Each point has the steps that its batch size takes for these words; the search ends, and is then complete."""
+    """Each point has the steps that its batch size takes for these words; the search ends."""
     settings = {"data.source": str(text), "training.words": 400}
     path, trained = source({"mlm": {"training": {"batch_size": (2, 5)}}}, **settings), []
 
@@ -167,8 +167,8 @@ def test_runs_whose_length_is_in_words(stubbed, source, text, tmp_path, monkeypa
         return studies.stub(trained[-1], directory, labels, until)
 
     monkeypatch.setattr(run, "train_held", resolving)
-    found, calls = stubbed(path)
-    assert found["complete"] and len(calls) == 2
+    _, calls = stubbed(path)
+    assert len(calls) == 2
     facts = words.of_corpus(trained[0], corpus.prepare(trained[0], epath.Path(tmp_path / "none")))
     of_row = facts.epoch_words / facts.epoch_rows
     assert [config.training.steps for config in trained] == [int(400 / of_row / size) for size in (2, 5)]
@@ -182,7 +182,7 @@ def test_failed_points_are_listed_and_cannot_win(stubbed, source, tmp_path):
     assert len(calls) == 4 and [found["arms"][arm]["best"] for arm in ("mlm", "ag")] == ["lr0.1", "lr0.1"]
     failed = found["arms"]["mlm"]["points"]["lr0.75"]
     assert failed["status"] == "failed" and failed["failures"] == {"0": "mlm_loss is not finite at step 3."}
-    assert [*found["arms"]["mlm"]["points"]] == ["lr0.1", "lr0.75"] and found["complete"]
+    assert [*found["arms"]["mlm"]["points"]] == ["lr0.1", "lr0.75"]
     # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and diverge at 0.75.
     assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [0, 0], "p_value": 1.0}]
     robust = found["arms"]["ag"]["robustness"]
@@ -265,7 +265,7 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, source, tmp_path
     assert json.loads((tmp_path / "made" / "best.json").read_text())["arms"] == {}
     smaller = {"training.batch_size": 2, "search.seeds": (0,), "title": "the same runs"}
     found, calls = stubbed(path, smaller)
-    assert found["complete"] and len(calls) == 2 and stubbed(path, smaller) == (found, [])
+    assert len(calls) == 2 and stubbed(path, smaller) == (found, [])
     message = "INTERNAL: a defect"
     with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
         search_run.search(config_files.load(path, {}), epath.Path(tmp_path / "other"))
@@ -304,7 +304,7 @@ def test_halving_stops_the_worse_half(stubbed, source):
     done = dict.fromkeys(better[:2], "done")
     assert {name: one["status"] for name, one in of_points.items()} == dict.fromkeys(names, "stopped") | done
     assert [of_points[name]["stopped_at_step"] for name in ("lr0.03", "lr0.04", "lr0.1", "lr0.8")] == [4, 4, 2, 2]
-    assert [*of_points][:4] == better and found["complete"]
+    assert [*of_points][:4] == better
     assert of_points["lr0.03"]["validation_loss"] == pytest.approx(4 + math.log10(3) + 4 / 4, abs=1e-6)
     assert found["arms"]["mlm"]["robustness"]["points"] == 2, "what was stopped is not known to stay on the plateau"
     assert stubbed(path) == (found, [])
@@ -399,7 +399,7 @@ def test_no_point_is_the_best_if_none_measured_the_metric(stubbed, source, tmp_p
     unmeasured(lambda config, step: True)
     path = source({"mlm": rates(0.1, 0.02, studies.DIVERGES)}, **ACCURACY)
     found, _ = stubbed(path)
-    assert found["complete"] and found["arms"]["mlm"]["best"] is None
+    assert found["arms"]["mlm"]["best"] is None
     with pytest.raises(ValueError, match="arm mlm: .*none"):
         best(tmp_path)
     assert stubbed(path) == (found, [])

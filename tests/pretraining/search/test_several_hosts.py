@@ -52,7 +52,7 @@ def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_
     assert found == [epath.Path(tmp_path / str(host) / "report.md") for host in range(HOSTS)]
     numbers = json.loads((tmp_path / "0" / "search.json").read_text())
     statuses = {name: of["status"] for name, of in numbers["arms"]["mlm"]["points"].items()}
-    assert numbers["complete"] and statuses == {"lr0.1": "done", "lr0.75": "failed"}
+    assert statuses == {"lr0.1": "done", "lr0.75": "failed"}
     written = {str(path.relative_to(tmp_path / "0")) for path in (tmp_path / "0").rglob("*.*") if path.is_file()}
     assert written == {
         *("calls.txt", "best.json", "report.md", "search.json"),
