@@ -2,6 +2,7 @@
 
 import json
 
+from ag_jax.distributed.hosts import AGAIN
 from tests import results as stored
 from tests.finetuning import tiny_tasks
 from tests.multihost.launch import Host, finish, start, unexpected_lines
@@ -38,15 +39,19 @@ def results(workdir):
 
 
 def test_two_hosts_fine_tune_as_one(tmp_path, started):
+    """One is killed in the second trial, and both are started again."""
     data, model = tiny_tasks.write(tmp_path / "data"), tiny_tasks.checkpoint(tmp_path)
     (tmp_path / "suite.py").write_text(FILE)
     command = ["finetune", f"--config={tmp_path / 'suite.py'}:model={model},data={data}"]
-    started += [Host([*command, f"--workdir={tmp_path / 'alone'}"], 4)]
-    started += start(2, [*command, f"--workdir={tmp_path / 'pair'}"], 2)
-    first, second = finish(started)[1:]
+    started += (lost := start(2, [*command, f"--workdir={tmp_path / 'pair'}"], 2))
+    lost[0].wait_for("rte/lr0.003-bs8-seed0: 1 cells are computed, 1 to go")
+    lost[1].kill()
+    assert lost[0].wait(60).returncode == AGAIN, lost[0].output
+    started += (alone := [Host([*command, f"--workdir={tmp_path / 'alone'}"], 4)])
+    started += (pair := start(2, [*command, f"--workdir={tmp_path / 'pair'}"], 2))
+    _, first, second = finish([*alone, *pair])
     expected, found = results(tmp_path / "alone"), results(tmp_path / "pair")
     assert {path.partition("/")[0] for path in found} == {"sst2", "rte"}
     nearly_equal(found, expected, "suite", 2e-3)
-    assert "trials start from" in first and (tmp_path / "pair" / "report.md").exists()
+    assert "trials start from" in first and "sst2/" not in first and (tmp_path / "pair" / "report.md").exists()
     assert not unexpected_lines(second)
-    assert len(list((tmp_path / "pair").glob("*/*/tensorboard/*"))) == 2
