@@ -138,7 +138,7 @@ class Claims:
 
 @dataclasses.dataclass
 class _Watched:
-    """What a process has seen of the lock file of another machine.
+    """State of another machine's lock file, as this process has seen it.
 
     text: its text.
     since, looked: when it first and last looked at this text, in seconds of the monotonic clock.

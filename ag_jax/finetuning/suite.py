@@ -471,7 +471,9 @@ class _Encoded:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrialCell(Cell):
-    """A trial as a cell. What its result depends on is checked by `claim`, `check_start` and `trial.check_result`.
+    """A trial as a cell.
+
+    What its result depends on is checked by `claim` (settings), `_check_start` (weights) and `trial.check_result`.
 
     suite: its suite.
     trial: the trial.
@@ -489,7 +491,7 @@ class TrialCell(Cell):
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Nothing."""
+        """No digests, because other functions check what the result depends on."""
         return {}
 
     def compute(self, directory: epath.Path) -> grid_cells.Result:
@@ -509,6 +511,7 @@ class TrialCell(Cell):
             return trial.failure(one, str(error))
         hosts.tell(f"{one.task} {one.name}: {_outcome(facts, metric)}")
         hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
+        # `run_trial` has stored it already, because it then deletes the checkpoints, without which it would be lost.
         return grid_cells.Result(facts)
 
 

@@ -1,5 +1,6 @@
 """Cells of an experiment, what is stored of each, and the order in which they are computed."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -39,7 +40,7 @@ class Result:
 
     @property
     def is_done(self) -> bool:
-        """Whether the cell did not fail."""
+        """Whether the cell was computed to its end; otherwise it failed."""
         return self.status == "done"
 
 
@@ -47,7 +48,7 @@ Table = Mapping[str, Result]  # results of the cells that are computed, by `Cell
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cell:
+class Cell(abc.ABC):
     """The smallest part of an experiment that is computed and stored as a whole, such as a probe of a model.
 
     This is the base class of all kinds of cells, which add the fields that they need.
@@ -70,21 +71,21 @@ class Cell:
         return self.path if self.until is None else f"{self.path}@{self.until}"
 
     @property
+    @abc.abstractmethod
     def inputs(self) -> Mapping[str, str]:
         """Digests of everything that the result depends on, such as {"model": ..., "text": ..., "settings": ...}."""
-        raise NotImplementedError
 
     def changes(self, stored: Result) -> list[str]:
         """Return the names of the inputs from which a stored result was not computed; [] if it is that of the cell."""
         names = sorted({*self.inputs, *stored.inputs})
         return [name for name in names if self.inputs.get(name) != stored.inputs.get(name)]
 
+    @abc.abstractmethod
     def compute(self, directory: epath.Path) -> Result:
         """Compute the cell, or resume it, and return its result, whose files it writes.
 
         directory: its directory, which exists. No other process computes the cell meanwhile.
         """
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ def stored(cells: Sequence[Cell], workdir: epath.Path, retry: bool = False) -> T
 
 
 class _Experiment:
-    """What host 0 knows of an experiment: the results that it has read, and the claims of other processes.
+    """State of an experiment on host 0, which alone reads results, claims cells and writes.
 
     The arguments are those of `run`.
     """
