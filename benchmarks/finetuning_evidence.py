@@ -43,10 +43,10 @@ from evidence import Line
 from ag_jax.analysis import attacks
 from ag_jax.data.tasks import catalogue, readers
 from ag_jax.data.tasks.task import Examples, Task, is_held_out
-from ag_jax.finetuning import splits, suite, trial
+from ag_jax.finetuning import plan, splits, suite
 from ag_jax.finetuning.config import Recipe
+from ag_jax.finetuning.plan import Suite, TrialCell
 from ag_jax.finetuning.splits import Splits
-from ag_jax.finetuning.suite import Suite
 from ag_jax.grid import store
 from ag_jax.grid.cells import Result
 from ag_jax.interop import opening
@@ -255,33 +255,36 @@ def trained(
     """
     if cell.arm == "scheduled":
         masked = dataclasses.replace(cell, arm="asa")
-        restore_trace(masked, lines, _directory(_prepared(masked, options, root), cell.task))
+        restore_trace(masked, lines, _only(_prepared(masked, options, root)).directory)
     prepared = _prepared(cell, options, root)
     if selecting:
         found = held_out_splits(cell.task, prepared.config.tasks[cell.task], options.data)
         prepared = dataclasses.replace(prepared, material={cell.task: found})
     begun = os.getloadavg()[0]
-    result, directory = _run(prepared, cell.task)
+    trial = _only(prepared)
+    if (table := suite.train([prepared])) is None:
+        raise ValueError(f"another process trains {trial.directory}: wait until it ends")
+    result = table[trial.name]
     of_splits = prepared.material[cell.task]
     sets = {"train": of_splits.train, "held_out" if selecting else "validation": of_splits.validation}
     line = {
         **dataclasses.asdict(cell),
-        "batch_size": result["batch_size"],
+        "batch_size": result.facts["batch_size"],
         "examples": {name: len(examples) for name, examples in (sets | of_splits.others).items()},
         "digest": {name: digest(examples) for name, examples in (sets | of_splits.others).items()},
         "load_average": [begun, os.getloadavg()[0]],
     }
-    if "failed" in result:
-        return line | {"failed": result["failed"]}
-    (epoch,) = result["epochs"]  # the last one, because no other is evaluated
-    scores = {"held_out" if selecting else "validation": epoch["metrics"], **result["others"]}
+    if not result.is_done:
+        return line | {"failed": result.reason}
+    (epoch,) = result.facts["epochs"]  # the last one, because no other is evaluated
+    scores = {"held_out" if selecting else "validation": epoch["metrics"], **result.facts["others"]}
     return line | {
         "scores": scores,
         "epochs": epoch["epoch"],
-        "steps": result["steps"],
+        "steps": result.facts["steps"],
         "train_loss": epoch["train_loss"],
-        "seconds": result["seconds"],
-        **_masked(directory),
+        "seconds": result.facts["seconds"],
+        **_masked(trial.directory),
     }
 
 
@@ -298,21 +301,10 @@ def _prepared(cell: TrialPoint, options: argparse.Namespace, root: epath.Path) -
     return suite.prepare(config, workdir)
 
 
-def _directory(prepared: Suite, task: str) -> epath.Path:
-    """Return the directory of the only trial of a suite."""
-    (one,) = prepared.planned[task]
-    return suite.directory_of(prepared.workdir, one)
-
-
-def _run(prepared: Suite, task: str) -> tuple[dict[str, Any], epath.Path]:
-    """Run the only trial of a suite; return its result, which may be that it failed, and its directory."""
-    directory = _directory(prepared, task)
-    try:
-        suite.run(prepared)
-    except ValueError:  # it chooses among the points of a sweep, of which there is only this one
-        if not trial.is_done(directory) or "failed" not in trial.read_result(directory):
-            raise
-    return trial.read_result(directory), directory
+def _only(prepared: Suite) -> TrialCell:
+    """Return the only trial of a suite."""
+    (cell,) = plan.cells_of([prepared])
+    return cell
 
 
 def _masked(directory: epath.Path) -> Line:

@@ -654,7 +654,7 @@ BUGS = (
     ),
     Bug(
         "a suite does not notice a process that works at one of its trials",
-        "ag_jax/finetuning/suite.py",
+        "ag_jax/finetuning/suite_directory.py",
         "trial.is_begun(path) or lock.is_held(path / lock.FILE)",
         "trial.is_begun(path)",
         "tests/finetuning/test_suite.py",
@@ -703,9 +703,9 @@ BUGS = (
     ),
     Bug(
         "a suite trains a trial before the trials that it starts from are done",
-        "ag_jax/finetuning/suite.py",
-        "if (id(cell.suite), one.recipe.initial_task, one.seed) in needed:",
-        "if (id(cell.suite), one.recipe.initial_task) in needed:",
+        "ag_jax/finetuning/plan.py",
+        "if any(one.name not in table for one in firsts):",
+        "if all(one.name not in table for one in firsts):",
         "tests/finetuning/test_suite.py",
     ),
     Bug(

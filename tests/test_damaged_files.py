@@ -7,8 +7,10 @@ import pytest
 from etils import epath
 
 from ag_jax.data.tasks.task import Examples, Texts
-from ag_jax.finetuning import results, suite, trial
+from ag_jax.finetuning import results, suite_directory, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.interop import finetuned
 from ag_jax.pretraining import corpus, origin, run_directory
 from ag_jax.pretraining.config import ExperimentConfig, default_config
@@ -31,13 +33,12 @@ READERS = [
     ("config.json", run_directory.read_config),
     ("config.json", lambda folder: run_directory.claim(ExperimentConfig(), folder)),
     ("config.json", lambda folder: pretraining.continue_from(default_config(), str(folder))),
-    ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
+    ("config.json", lambda folder: suite_directory.check(SUITE, folder)),
     ("corpus.json", corpus.read_summary),
     ("result.json", run_directory.read_summary),
-    ("result.json", trial.read_result),
+    ("result.json", trial.read),
     ("task.json", finetuned.load),
     ("origin.json", lambda folder: origin.read(folder, 6)),
-    ("predictions_test.jsonl", lambda folder: results.read_predictions(folder, "test", EXAMPLES)),
 ]
 
 
@@ -51,14 +52,14 @@ def test_a_damaged_file_is_named(tmp_path, reader, damage):
 
 
 def test_predictions_of_other_examples_are_not_taken_for_these(tmp_path):
-    path = tmp_path / "predictions_test.jsonl"
     row = {"id": "7", "prediction": "one\u2028two\x85three", "scores": [0, 1]}
 
     def read(*rows):
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        return results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        artifacts = {"test": store.write_text(epath.Path(tmp_path), "predictions_test.jsonl", text)}
+        return results.read_predictions(epath.Path(tmp_path), Result({}, artifacts), "test", EXAMPLES)
 
     assert read(row) == [row]  # line separators of Unicode are no line feeds
-    for wrong, said in (([row | {"id": "8"}], "1 examples"), ([row, row | {"prediction": []}], r"\(list, str\)")):
-        with pytest.raises(ValueError, match=f"predictions_test.jsonl .*{said}"):
+    for wrong in ([row | {"id": "8"}], [row, row], []):
+        with pytest.raises(ValueError, match="predictions_test.jsonl .*1 examples"):
             read(*wrong)

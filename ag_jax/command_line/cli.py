@@ -123,7 +123,7 @@ def contents(directory: epath.Path) -> str | None:
         return "a Hugging Face model"
     if isinstance(tasks := config.get("tasks"), dict) and any((directory / name).is_dir() for name in tasks):
         return SUITE
-    if finetuned.locate(directory) or trial.is_trial(directory):
+    if finetuned.locate(directory) or trial.read(directory) is not None:
         return "a trial of fine-tuning"
     if run_directory.is_begun(directory):
         return RUN

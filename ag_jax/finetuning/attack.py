@@ -16,7 +16,7 @@ from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.json_files import reading
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.finetuning import kinds, suite
+from ag_jax.finetuning import kinds, suite_directory
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.interop import finetuned
@@ -103,9 +103,9 @@ def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, Guidanc
     """
     trial = directory.parent if directory.name == finetuned.FOLDER else directory
     task, path = trial.parent.name, trial.parent.parent / "config.json"
-    if not suite.is_suite(trial.parent.parent):
+    if not suite_directory.is_suite(trial.parent.parent):
         return None
-    settings = suite.read_settings(path)
+    settings = suite_directory.read_settings(path)
     if task not in settings["tasks"]:
         return None
     with reading(f"{path}, task {task}", "put back the file as `ag-jax finetune` wrote it"):

@@ -15,10 +15,9 @@ from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
-from ag_jax.finetuning import attack, suite
+from ag_jax.finetuning import attack
+from ag_jax.finetuning.plan import Suite
 from ag_jax.finetuning.results import Chosen
-from ag_jax.finetuning.suite import Suite
-from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -49,19 +48,14 @@ class Arm:
     def trials(self, task: str) -> list[epath.Path]:
         """Return the directories of a task's trials with the best settings of its sweep, for all seeds and folds."""
         settings = self.chosen[task].best.settings
-        trials = [trial for trial in self.suite.planned[task] if trial.point == settings]
-        return [suite.directory_of(self.suite.workdir, trial) for trial in trials]
+        return [cell.directory for cell in self.suite.cells[task] if cell.trial.point == settings]
 
     def model(self, task: str) -> FineTuned | None:
         """Return the model of a task's first seed; None in cross-validation, or if its weights were not saved."""
-        directories = [
-            suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
-        ]
+        first = self.suite.of_seed(task, self.suite.config.seeds[0])
+        directories = [cell.directory for cell in first if cell.trial.fold is None]
         saved = [directory for directory in directories if finetuned.locate(directory) is not None]
         return finetuned.load(saved[0]) if saved else None
-
-    def _is_first(self, trial: Trial) -> bool:
-        return trial.seed == self.suite.config.seeds[0] and trial.fold is None
 
 
 def masked_shares(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]:

@@ -4,7 +4,7 @@ The directory is that of a comparison of runs, a suite, one task of a suite, or 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -12,9 +12,8 @@ from ag_jax import imported
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import storage
-from ag_jax.finetuning import attack, splits, suite, trial
+from ag_jax.finetuning import attack, splits, suite_directory, trial
 from ag_jax.finetuning.config import Recipe
-from ag_jax.grid import store
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run_directory
@@ -42,7 +41,7 @@ def find(directory: epath.PathLike) -> Best | None:
     if finetuned.locate(directory) is not None:
         return None
     if (directory / "config.json").exists():
-        return _of_suites(directory, [directory]) if suite.is_suite(directory) else None
+        return _of_suites(directory, [directory]) if suite_directory.is_suite(directory) else None
     if _is_of_task(directory):
         return _of_suites(directory, [directory.parent], directory.name)
     if not (directory / "report.json").exists():
@@ -65,9 +64,9 @@ def resolve(directory: epath.PathLike) -> str:
 
 def _is_of_task(directory: epath.Path) -> bool:
     """Return whether a directory is the folder of one task of a fine-tuning suite."""
-    if not directory.is_dir() or not suite.is_suite(directory.parent):
+    if not directory.is_dir() or not suite_directory.is_suite(directory.parent):
         return False
-    return directory.name in suite.read_settings(directory.parent / "config.json")["tasks"]
+    return directory.name in suite_directory.read_settings(directory.parent / "config.json")["tasks"]
 
 
 def open_for_inspection(directory: epath.PathLike, step: int | None = None, trust_code: bool = False) -> Inspected:
@@ -136,7 +135,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
     unplanned: list[epath.Path] = []  # directories of trials with saved weights that a suite no longer has
     for directory in directories:
         path = directory / "config.json"
-        settings = suite.read_settings(path)
+        settings = suite_directory.read_settings(path)
         check_fields(path, settings, {"seeds": list})
         for name, values in settings["tasks"].items():
             if task not in (None, name) or not (saved := _with_weights(directory / name)):
@@ -145,9 +144,9 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
                 recipe = schema.parse(Recipe, values)
                 metrics[name] = splits.find_task(name, recipe).metric
             # Other trials are left from an earlier sweep or from other seeds, and the suite's report is without them.
-            planned = [suite.directory_of(directory, one) for one in suite.trials_of(name, recipe, settings["seeds"])]
+            planned = [trial.directory_of(directory, one) for one in trial.trials_of(name, recipe, settings["seeds"])]
             for place in (place for place in planned if place in saved):
-                scores.setdefault(name, {})[place] = _score(place, metrics[name])
+                scores.setdefault(name, {})[place] = saved[place][metrics[name]]
             unplanned += [place for place in saved if place not in planned]
     if not scores:
         other = f"; {unplanned[0]} has, of earlier settings of the suite: open that directory, or" if unplanned else ":"
@@ -164,18 +163,10 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
     return Best(best, reason + hint)
 
 
-def _with_weights(folder: epath.Path) -> list[epath.Path]:
-    """Return the directories of a task's successful trials whose weights were saved."""
+def _with_weights(folder: epath.Path) -> dict[epath.Path, Mapping[str, float]]:
+    """Return {directory: development metrics} of a task's successful trials whose weights were saved."""
     if not folder.is_dir():
-        return []
-    saved = [
-        place for place in sorted(folder.iterdir()) if trial.is_done(place) and finetuned.locate(place) is not None
-    ]
-    return [place for place in saved if "failed" not in trial.read_result(place)]
-
-
-def _score(directory: epath.Path, metric: str) -> float:
-    """Return the development score of a finished trial."""
-    metrics = trial.read_result(directory)["metrics"]
-    check_fields(store.path_of(directory), metrics, {metric: float})
-    return metrics[metric]
+        return {}
+    saved = [place for place in sorted(folder.iterdir()) if finetuned.locate(place) is not None]
+    results = {place: result for place in saved if (result := trial.read(place)) is not None}
+    return {place: result.facts["metrics"] for place, result in results.items() if result.is_done}

@@ -5,7 +5,7 @@ are swept), the one with the largest median over seeds is chosen (RoBERTa's prot
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ag_jax.evaluation.significance import Spread, spread
 from ag_jax.finetuning.config import point_settings
 
-Result = dict[str, Any]  # the content of a trial's result.json
+Facts = Mapping[str, Any]  # facts of a trial's result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Point:
     learning_rate: float
     batch_size: int
     swept: dict[str, float]
-    results: dict[int, tuple[Result, ...]]
+    results: dict[int, tuple[Facts, ...]]
 
     def values(self, metric: str) -> list[float]:
         """Return the development metric for each seed, averaged over folds if there are any."""
@@ -66,7 +66,7 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(tuple(map(float, values)), float(np.median(values)), spread(values))
 
 
-def point_of(result: Result) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+def point_of(result: Facts) -> tuple[float, int, tuple[tuple[str, float], ...]]:
     """Return (learning rate, batch size, (name, value) pairs of the other swept settings) from a trial's result.
 
     The settings are those in the recipe's `sweep`.
@@ -74,9 +74,9 @@ def point_of(result: Result) -> tuple[float, int, tuple[tuple[str, float], ...]]
     return result["learning_rate"], result["batch_size"], tuple(sorted(result.get("swept", {}).items()))
 
 
-def points(results: Sequence[Result]) -> list[Point]:
+def points(results: Sequence[Facts]) -> list[Point]:
     """Return the points of a sweep with their results by seed, in the order in which the points first occur."""
-    by_point: dict[tuple[float, int, tuple[tuple[str, float], ...]], dict[int, list[Result]]] = {}
+    by_point: dict[tuple[float, int, tuple[tuple[str, float], ...]], dict[int, list[Facts]]] = {}
     for result in results:
         of_point = by_point.setdefault(point_of(result), {})
         of_point.setdefault(result["seed"], []).append(result)

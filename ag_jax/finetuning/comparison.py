@@ -15,12 +15,11 @@ from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.finetuning.suite import Suite
+from ag_jax.finetuning.plan import Suite
 from ag_jax.pretraining import arms, run_directory
 from ag_jax.pretraining.report import differences_json
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
-from ag_jax.training.wandb_run import Labels
 
 ALONE = "score"  # the column of a suite without arms
 # Settings of a recipe that decide by which metric and on which examples a model is evaluated.
@@ -81,7 +80,7 @@ def finetune(base: Config, workdir: epath.PathLike, retry: bool = False) -> epat
     """
     workdir = storage.directory(workdir)
     run_directory.check_shared(workdir)
-    suites = {ALONE: suite.prepare(base.settings, workdir, labels=Labels(workdir.name))}
+    suites = {ALONE: suite.prepare(base.settings, workdir, retry=retry)}
     return _run("finetune", base, suites, workdir, retry)
 
 
@@ -100,8 +99,7 @@ def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath
     # All are prepared before the first is trained, so that an error in the second shows now and not hours later.
     suites: dict[str, Suite] = {}
     for arm, config in configs.items():
-        labels = Labels(workdir.name, (arm,))
-        suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
+        suites[arm] = suite.prepare(config, workdir, arm, tuple(suites.values()), retry)
     return _run("compare", base, suites, workdir, retry, overridden)
 
 
@@ -114,10 +112,10 @@ def _run(
     overridden: Sequence[str] = (),
 ) -> epath.Path | None:
     """Train all trials and write the report; return its path, None if other processes train the last trials."""
-    if not suite.train(list(suites.values()), workdir, retry):
+    if (table := suite.train(list(suites.values()), retry)) is None:
         return None
     with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the trials may write it at the same time
-        trained = {arm: Arm(of_arm, suite.choose(of_arm)) for arm, of_arm in suites.items()}
+        trained = {arm: Arm(of_arm, suite.choose(of_arm, table)) for arm, of_arm in suites.items()}
         write = functools.partial(_write_report, verb, base, trained, workdir, overridden)
         return epath.Path(hosts.from_first("the report", lambda: str(write())))
 

@@ -4,7 +4,7 @@ from etils import epath
 
 from ag_jax.data.json_files import reading
 from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.finetuning import results, splits, suite, trial
+from ag_jax.finetuning import results, splits, suite_directory, trial
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned
 from ag_jax.settings import schema
@@ -20,17 +20,17 @@ def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples
     """
     place = directory.parent if directory.name == finetuned.FOLDER else directory
     path = place.parent.parent / "config.json"
-    if not trial.is_trial(place) or not path.exists():
+    result = trial.read(place)
+    if result is None or not path.exists():
         raise ValueError(
             f"{directory} is fine-tuned, but no trial of a suite, so its development examples are not known: give the "
             "directory of a trial that kept its weights (`ag-jax finetune --config.keep=best`)"
         )
-    settings, result = suite.read_settings(path), trial.read_result(place)
-    name = result["task"]
+    settings, name = suite_directory.read_settings(path), result.facts["task"]
     with reading(path, "put back the file as `ag-jax finetune` wrote it"):
         recipe, data = schema.parse(Recipe, settings["tasks"][name]), settings["data"]
     examples = splits.read(name, recipe, data)
     if recipe.folds:
-        examples = splits.of_fold(examples, result["fold"], recipe.folds)
-    results.read_predictions(place, "validation", examples.validation)  # raises if the examples have changed
+        examples = splits.of_fold(examples, result.facts["fold"], recipe.folds)
+    results.read_predictions(place, result, "validation", examples.validation)  # raises if the examples have changed
     return examples.task, splits.subset(examples.validation, most, recipe.subset_seed)

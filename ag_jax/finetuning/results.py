@@ -1,56 +1,40 @@
-"""The results in a fine-tuning report, read from the directories of trials: metrics over seeds, ensembles, t-tests.
+"""The results in a fine-tuning report, from those of its trials: metrics over seeds, ensembles, t-tests.
 
-A trial directory holds `result.json` and, for every predicted split, `predictions_SPLIT.jsonl`, with rows of `id`,
-`prediction` and `scores`.
+A trial has a file of predictions for every split but the training one, with rows of `id`, `prediction` and `scores`.
 """
 
 import dataclasses
-import operator
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
 from ag_jax.finetuning import choosing, kinds
-from ag_jax.finetuning.choosing import Point, Result, Summary
+from ag_jax.finetuning.choosing import Facts, Point, Summary
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 
 PredictionRow = Mapping[str, Any]  # a line of predictions_SPLIT.jsonl
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
-def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
-    """Read a trial's predictions for a split from `predictions_SPLIT.jsonl`, one dict for each example.
+def read_predictions(directory: epath.Path, result: Result, split: str, examples: Examples) -> list[PredictionRow]:
+    """Read a trial's predictions for a split, one dict for each of `examples`, in their order.
 
-    Raises FileNotFoundError if there are none, ValueError if the file is damaged.
+    Raises ValueError if the file is damaged, or if the ids of the examples differ, such as when files of a task have
+    changed since.
     """
-    path = directory / f"predictions_{split}.jsonl"
-    with reading(path, f"delete {directory} and run the command again"):
-        # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
-        rows = [parse_json(line) for line in path.read_bytes().decode().split("\n") if line]
-        for row in rows:
-            operator.itemgetter("id", "prediction", "scores")(row)  # raises KeyError if one is missing
-    return rows
-
-
-def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[PredictionRow]:
-    """Read a trial's predictions for a split, and check that their ids are the ids of `examples`, in the same order.
-
-    Raises ValueError if the ids of the examples differ, such as when files of a task have changed since, or if the
-    predictions have several types; otherwise as `read_rows`.
-    """
-    rows = read_rows(directory, split)
-    if len(types := {type(row["prediction"]).__name__ for row in rows}) > 1:
-        raise ValueError(
-            f"{directory}/predictions_{split}.jsonl holds predictions of several types "
-            f"({', '.join(sorted(types))}), so it was changed: delete {directory} and run the command again"
-        )
+    artifact = result.artifacts.get(split)
+    text = "" if artifact is None else store.read_text(directory, artifact)
+    # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
+    rows = [json.loads(line) for line in text.split("\n") if line]
     if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} "
@@ -144,25 +128,24 @@ class Chosen:
         return POOLED if POOLED in self.predicted else "validation"
 
 
-def choose(
-    splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
-) -> Chosen:
+def choose(splits: Splits, recipe: Recipe, trials: Sequence[tuple[Result, epath.Path]]) -> Chosen:
     """Choose the best point of a sweep by the development metric alone; return it with its trials' predictions.
 
-    results: the results of the trials, each with its directory.
-    failed: the results of failed trials, whose points are not chosen.
+    trials: the result of each trial, and its directory. A point of which a trial failed is not chosen.
 
     Raises ValueError if every point has a failed trial.
     """
-    broken = {choosing.point_of(result) for result in failed}
-    points = choosing.points([result for result, _ in results if choosing.point_of(result) not in broken])
+    failed = [result for result, _ in trials if not result.is_done]
+    broken = {choosing.point_of(result.facts) for result in failed}
+    points = choosing.points([result.facts for result, _ in trials if choosing.point_of(result.facts) not in broken])
     if not points:
         raise ValueError(
             f"every point of the sweep of {splits.task.name} failed with some seed; the first failure: "
-            f"{failed[0]['failed']}; change the settings and take another --workdir, or delete the trials that failed"
+            f"{failed[0].reason}; change the settings and take another --workdir, or train the failed trials again "
+            "with --retry"
         )
     best = choosing.best_point(points, splits.task.metric)
-    places = {_key(result): directory for result, directory in results}
+    of_trial = {_key(result.facts): (directory, result) for result, directory in trials}
     if recipe.folds:
         # Every example is tested in one fold, so the folds' predictions together are scored as one set.
         tested = [of_fold(splits, number, recipe.folds).others["test"] for number in range(recipe.folds)]
@@ -170,8 +153,8 @@ def choose(
         rows = tuple(
             [
                 row
-                for result, part in zip(of_seed, tested, strict=True)
-                for row in read_predictions(places[_key(result)], "test", part)
+                for facts, part in zip(of_seed, tested, strict=True)
+                for row in read_predictions(*of_trial[_key(facts)], "test", part)
             ]
             for of_seed in best.results.values()
         )
@@ -182,11 +165,13 @@ def choose(
             name: SplitPredictions(
                 splits.task.of_split(name),
                 examples,
-                tuple(read_predictions(places[_key(of_seed[0])], name, examples) for of_seed in best.results.values()),
+                tuple(
+                    read_predictions(*of_trial[_key(of_seed[0])], name, examples) for of_seed in best.results.values()
+                ),
             )
             for name, examples in sets.items()
         }
-    notes = [f"not chosen, because seed {result['seed']} failed: {result['failed']}" for result in failed]
+    notes = [f"not chosen, because seed {result.facts['seed']} failed: {result.reason}" for result in failed]
     for name, split in predicted.items():
         notes += [*_label_notes(name, split), *_threshold_notes(name, split), *_constant_notes(name, split)]
     return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
@@ -235,8 +220,8 @@ def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
     return [f"{split}: {what} predicted {text} for every {every}, so nothing useful was learnt"] * bool(constants)
 
 
-def _key(result: Result) -> tuple:
-    return choosing.point_of(result), result["seed"], result.get("fold")
+def _key(facts: Facts) -> tuple:
+    return choosing.point_of(facts), facts["seed"], facts.get("fold")
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:

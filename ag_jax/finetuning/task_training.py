@@ -19,9 +19,9 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import Encoded, TaskData
 from ag_jax.finetuning.predicting import Predicted
 from ag_jax.finetuning.program import ProgramSpec
-from ag_jax.finetuning.trial import Trial, read_result, tidy
+from ag_jax.finetuning.trial import Trial, facts_of
 from ag_jax.grid import store
-from ag_jax.grid.cells import Result
+from ag_jax.grid.cells import Artifact, Result
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.interop.opening import Pretrained
@@ -33,6 +33,7 @@ from ag_jax.training.checkpoint import Checkpoint
 from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState, with_params
 from ag_jax.training.train import train
@@ -155,19 +156,16 @@ def run_trial(
     directory: epath.Path,
     keep: bool = False,
     labels: Labels = Labels(),
-) -> dict[str, Any]:
-    """Train or resume a trial, and return the content of `result.json`, the file that is written last.
+) -> Result:
+    """Train or resume a trial, and return its result, with the predictions of every split by the best epoch's weights.
 
-    The directory also gets metrics.jsonl, predictions_SPLIT.jsonl of every split by the best epoch's weights, and with
-    `keep` these weights (`ag_jax.interop.finetuned`). A trial with a result is not trained again.
+    The directory also gets metrics.jsonl and checkpoints, and with `keep` the weights of the best epoch
+    (`ag_jax.interop.finetuned`).
 
     labels: labels of the trial's run at Weights & Biases.
 
     Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
     """
-    directory = storage.directory(directory)
-    if stored := hosts.from_first("the result of a trial", lambda: _result_of(directory, keep)):
-        return stored
     if not len(data.train.features):
         raise ValueError(
             f"task {trial.task} has nothing to learn from: expected at least one training example (for a question, "
@@ -178,22 +176,13 @@ def run_trial(
             f"the validation split of {trial.task} has no labels to choose an epoch by: expected at least one example, "
             "and a label for every example"
         )
+    directory = storage.directory(directory)
     hosts.agree("what a trial starts from", {"sha256": opened.digest})
     hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
     labels = dataclasses.replace(labels, tags=(*labels.tags, trial.task, f"seed{trial.seed}"))
     result = train(TaskTraining(trial, config, opened, data, directory, keep), directory, labels=labels)
-    hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
-    if hosts.is_first():
-        store.write(directory, Result(result))
-        tidy(directory, keep)
+    hosts.exchange("the end of a trial", None)  # host 0 will delete the checkpoints, which all have now closed
     return result
-
-
-def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
-    if not store.path_of(directory).exists():
-        return None
-    tidy(directory, keep)
-    return read_result(directory)
 
 
 class TaskTraining:
@@ -324,22 +313,27 @@ class TaskTraining:
             "clip_norm or a longer warmup_fraction"
         )
 
-    def finish(self, outcome: Outcome, beat: Beat) -> dict[str, Any]:
-        """Predict all splits but the training one with the best epoch's weights; return the content of `result.json`.
+    def finish(self, outcome: Outcome, beat: Beat) -> Result:
+        """Predict all splits but the training one with the best epoch's weights; return the result of the trial.
 
         Writes `predictions_SPLIT.jsonl` and, if they are kept, the weights. With `scored_epoch=last`, the last epoch is
         the best, as the only one that is evaluated.
+
+        Raises NonFiniteError if the metric is finite after no epoch.
         """
-        trial, data, history, params = self.trial, self.data, outcome.progress.history, outcome.best_params()
-        best = outcome.best or history[-1]  # of no epoch is the metric a finite number
+        trial, data, history, best = self.trial, self.data, outcome.progress.history, outcome.best
+        if best is None:
+            raise NonFiniteError(f"{data.task.metric} of the development set is a finite number after no epoch")
+        params = outcome.best_params()
         if self.keep:
             self._save_weights(params)
         others: dict[str, dict[str, float]] = {}
+        artifacts: dict[str, Artifact] = {}
         for name, encoded in {"validation": data.validation, **data.others}.items():
             if len(encoded.examples):
                 predicted = self._predict(params, name, encoded, beat)
                 if hosts.is_first():
-                    storage.write_whole(self.directory / f"predictions_{name}.jsonl", predicted.lines)
+                    artifacts[name] = store.write_text(self.directory, f"predictions_{name}.jsonl", predicted.lines)
                 others |= {name: predicted.metrics} if predicted.metrics and name != "validation" else {}
         splits = {"train": data.train, "validation": data.validation, **data.others}
         counts = {
@@ -355,13 +349,9 @@ class TaskTraining:
             }
             for evaluation in history
         ]
-        return {
-            "task": trial.task,
-            "seed": trial.seed,
-            **trial.point,
-            **({} if trial.fold is None else {"fold": trial.fold}),
+        facts = {
+            **facts_of(trial),
             "start": self.opened.description,
-            "start_sha256": outcome.progress.start_sha256,
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,
@@ -373,6 +363,7 @@ class TaskTraining:
             "examples": {name: len(split.examples) for name, split in splits.items()},
             "seconds": sum(evaluation.seconds for evaluation in history),
         }
+        return Result(facts, artifacts)
 
     def _save_weights(self, params: Any) -> None:
         """Save the fine-tuned model, with what opens it again, in the trial's directory."""

@@ -1,7 +1,7 @@
 """Trials of a suite (one task, point of its sweep and seed each), and the results in their directories."""
 
 import dataclasses
-import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -52,70 +52,44 @@ class Trial:
         return f"lr{self.learning_rate:g}-bs{self.batch_size}{swept}-seed{self.seed}{fold}"
 
 
-def is_done(directory: epath.Path) -> bool:
-    """Return whether a trial is done, that is whether `result.json`, its last file, exists."""
-    return store.path_of(directory).exists()
+def trials_of(task: str, recipe: Recipe, seeds: Sequence[int]) -> Iterator[Trial]:
+    """Yield every trial of a task with this recipe and these seeds, ordered by point of the sweep, seed and fold."""
+    for learning_rate, batch_size, swept in recipe.points:
+        at_point = dataclasses.replace(recipe, **swept)
+        for seed in seeds:
+            for fold in range(recipe.folds) if recipe.folds else (None,):
+                yield Trial(task, at_point, learning_rate, batch_size, seed, fold)
+
+
+def directory_of(workdir: epath.Path, trial: Trial) -> epath.Path:
+    """Return the directory of a trial in `workdir`, the directory of its suite."""
+    return workdir / trial.task / trial.name
 
 
 def is_begun(directory: epath.Path) -> bool:
     """Return whether a trial's directory holds something worth keeping: a result, or the checkpoint of an epoch."""
-    return is_done(directory) or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
+    has_result = store.path_of(directory).exists()
+    return has_result or any(steps_in(directory / name) for name in (CHECKPOINTS, ASIDE))
 
 
-def is_trial(directory: epath.Path) -> bool:
-    """Return whether a directory holds the result of a trial."""
+def read(directory: epath.Path) -> Result | None:
+    """Return the result of a trial, of which the directory may be; None if it holds none.
+
+    Raises ValueError, with the file's name, if the result or one of its files is damaged.
+    """
     result = store.read(directory)
-    return result is not None and "task" in result.facts
-
-
-def read_result(directory: epath.Path) -> dict[str, Any]:
-    """Return the facts of a finished trial's result; of a failed one, with the reason as `failed`.
-
-    Raises ValueError, with the file's name, if it is missing or damaged, or if metrics are not finite.
-    """
-    result, path = store.read(directory), store.path_of(directory)
-    if result is None:
-        raise FileNotFoundError(f"{path} does not exist: expected the result of a trial")
-    if not result.is_done:
-        return {**result.facts, "failed": result.reason}
-    for name, value in result.facts["metrics"].items():
-        if not math.isfinite(value):
-            raise ValueError(f"{path}: expected a finite {name}, got {value}; delete {directory} to train it again")
-    return dict(result.facts)
-
-
-def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
-    """Raise ValueError if the result in a trial's directory belongs to a trial with other settings."""
-    names = ("task", "learning_rate", "batch_size", "seed", "fold")
-    expected = {name: getattr(trial, name) for name in names} | trial.swept
-    stored = {name: result.get(name) for name in names} | result.get("swept", {})
-    for name in expected | stored:
-        if not _is_same(stored.get(name), expected.get(name)):
-            raise ValueError(
-                f"{store.path_of(directory)} is the result of another trial: expected {name}={expected.get(name)}, got "
-                f"{stored.get(name)}; delete {directory} to train the trial itself"
-            )
-
-
-def _is_same(stored: Any, expected: Any) -> bool:
-    """Return whether two settings are equal, floats up to a relative tolerance of 1e-5.
-
-    The names of trials' directories have no more digits.
-    """
-    if isinstance(stored, float) and isinstance(expected, float):
-        return math.isclose(stored, expected, rel_tol=1e-5)
-    return stored == expected
+    return result if result is not None and "task" in result.facts else None
 
 
 def failure(trial: Trial, message: str) -> Result:
     """Return the result of a failed trial, which has no metrics."""
-    facts = {
-        "task": trial.task,
-        **trial.point,
-        "seed": trial.seed,
-        **({} if trial.fold is None else {"fold": trial.fold}),
-    }
-    return Result(facts, status="diverged", reason=message)
+    return Result(facts_of(trial), status="diverged", reason=message)
+
+
+def facts_of(trial: Trial) -> dict[str, Any]:
+    """Return the facts of a trial's result by which it is told from the other trials of its suite."""
+    fold = {} if trial.fold is None else {"fold": trial.fold}
+    return {"task": trial.task, "seed": trial.seed, **trial.point, **fold}
 
 
 def tidy(directory: epath.Path, keep: bool) -> None:

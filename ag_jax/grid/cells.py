@@ -87,6 +87,12 @@ class Cell(abc.ABC):
         directory: its directory, which exists. No other process computes the cell meanwhile.
         """
 
+    def tidy(self, directory: epath.Path, table: Table) -> None:  # noqa: B027  (most cells need all that they wrote)
+        """Delete what the cell needs no more now that its result is stored; host 0 calls it, still under the claim.
+
+        table: the results of all cells so far, with that of this cell.
+        """
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:

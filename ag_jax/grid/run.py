@@ -39,9 +39,9 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
     """
     experiment = _Experiment(plan, workdir, retry)
     while True:
-        stored = hosts.from_first("the results", experiment.read)
+        content = hosts.from_first("the results", experiment.read)
         # In one order, in which no process has found them.
-        table = {name: store.of_json(content) for name, content in sorted(stored.items())}
+        table = {name: store.of_json(of_cell) for name, of_cell in sorted(content.items())}
         stage = plan(table)
         left = [cell for cell in stage.cells if cell.name not in table]
         if not left:
@@ -59,13 +59,13 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
         time.sleep(LOOK_EVERY)
 
 
-def stored(cells: Sequence[Cell], workdir: epath.Path, retry: bool = False) -> Table:
-    """Return the results of the cells that are stored and valid, as `run` reads them; those of others are missing.
+def stored(plan: Plan, workdir: epath.Path, retry: bool = False) -> Table:
+    """Return the results with which `run` would begin: of the plan's cells, those that are stored and valid.
 
-    Not collective. The arguments are those of `run`.
+    Every host must call it. The arguments are those of `run`.
     """
-    results = _Experiment(lambda table: Stage((), known=cells), workdir, retry).read()
-    return {name: store.of_json(content) for name, content in results.items()}
+    results = hosts.from_first("the stored results", _Experiment(plan, workdir, retry).read)
+    return {name: store.of_json(content) for name, content in sorted(results.items())}
 
 
 class _Experiment:
@@ -114,8 +114,10 @@ class _Experiment:
 
     def write(self, cell: Cell, result: Result) -> None:
         """Store the result of the claimed cell."""
+        directory = self._workdir / cell.path
         self._confirm()
-        store.write(self._workdir / cell.path, result, cell.until)
+        self._table[cell.name] = store.write(directory, result, cell.until)
+        cell.tidy(directory, self._table)
 
     def leave(self, cells: Sequence[Cell], is_last: bool) -> bool:
         """Return whether the last cells can be left to other processes, which are known to run; tell that, or to wait.

@@ -41,8 +41,8 @@ def path_of(directory: epath.Path, until: int | None = None) -> epath.Path:
     return directory / ("result.json" if until is None else f"result-{until}.json")
 
 
-def write(directory: epath.Path, result: Result, until: int | None = None) -> None:
-    """Write the result of a cell, whose files are there already, and read it back.
+def write(directory: epath.Path, result: Result, until: int | None = None) -> Result:
+    """Write the result of a cell, whose files are there already; return it as it is read back.
 
     Raises DamagedError if what is read is not what was written.
     """
@@ -51,6 +51,7 @@ def write(directory: epath.Path, result: Result, until: int | None = None) -> No
     storage.write_whole(path_of(directory, until), text)
     if (found := read(directory, until)) is None or to_json(found) != content:
         raise DamagedError(f"{path_of(directory, until)} is not what was written there just now")
+    return found
 
 
 def read(directory: epath.Path, until: int | None = None) -> Result | None:
@@ -89,14 +90,28 @@ def write_arrays(directory: epath.Path, file: str, arrays: Mapping[str, np.ndarr
     """Write arrays to a file of a cell; return the artifact for its result."""
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
-    (directory / file).write_bytes(content.getvalue())
-    return Artifact(file, hashlib.sha256(content.getvalue()).hexdigest())
+    return _write(directory, file, content.getvalue())
 
 
 def read_arrays(directory: epath.Path, artifact: Artifact) -> dict[str, np.ndarray]:
     """Return the arrays, {name: array}, of a file. Raises DamagedError if they are not those that were written."""
     with np.load(io.BytesIO(_content(directory, artifact))) as arrays:
         return dict(arrays)
+
+
+def write_text(directory: epath.Path, file: str, text: str) -> Artifact:
+    """Write a text to a file of a cell; return the artifact for its result."""
+    return _write(directory, file, text.encode())
+
+
+def read_text(directory: epath.Path, artifact: Artifact) -> str:
+    """Return the text of a file. Raises DamagedError if it is not the text that was written."""
+    return _content(directory, artifact).decode()
+
+
+def _write(directory: epath.Path, file: str, content: bytes) -> Artifact:
+    (directory / file).write_bytes(content)
+    return Artifact(file, hashlib.sha256(content).hexdigest())
 
 
 def _content(directory: epath.Path, artifact: Artifact) -> bytes:

@@ -37,7 +37,7 @@ def train(
     until: int | None = None,
     kept_steps: tuple[int, ...] = (),
     labels: Labels = Labels(),
-) -> dict[str, Any]:
+) -> Any:
     """Train from the newest checkpoint, or the start, to the last step; return the result of `trainee.finish`.
 
     A branch starts at the checkpoint of another run. A time limit or patience ends training before its last step.

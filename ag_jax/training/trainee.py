@@ -181,7 +181,7 @@ class Trainee(Protocol):
     def remedy(self, checkpoint: str) -> str:
         """Return advice for a loss that is not finite; `checkpoint` is the path of the last good one, or `none`."""
 
-    def finish(self, outcome: Outcome, beat: Beat) -> dict[str, Any]:
+    def finish(self, outcome: Outcome, beat: Beat) -> Any:
         """Write what the trainee leaves beside its checkpoints, such as predictions; return the result of training."""
 
 

@@ -16,7 +16,7 @@ from ag_jax.analysis.figures import plots
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
 from ag_jax.distributed import lock
-from ag_jax.finetuning import attack, attacked, comparison, suite
+from ag_jax.finetuning import attack, attacked, comparison, plan
 from ag_jax.grid import run as grid
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
@@ -70,9 +70,9 @@ def trained(monkeypatch, tmp_path):
             (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return result
 
-    monkeypatch.setattr(suite.task_training, "run_trial", run_trial)
-    monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
-    monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
+    monkeypatch.setattr(plan.task_training, "run_trial", run_trial)
+    monkeypatch.setattr(plan.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(plan.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     (tmp_path / "c.py").write_text(FILE)
     return trained

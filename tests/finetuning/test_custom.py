@@ -12,7 +12,7 @@ from etils import epath
 from ag_jax import main, pipelines
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
-from ag_jax.finetuning import best, comparison, development, kinds, splits, suite
+from ag_jax.finetuning import best, comparison, development, kinds, splits, suite_directory
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import exporting
 from ag_jax.settings import config_files
@@ -69,7 +69,7 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, check
     held = found["counts"]["validation"]
     assert 0 < held < 10 and found["counts"]["train"] == 30 - held and f"{held} of 30 examples of a.csv" in before
 
-    stored = suite.read_settings(report.parent / "config.json")["tasks"]["own"]["custom"]
+    stored = suite_directory.read_settings(report.parent / "config.json")["tasks"]["own"]["custom"]
     assert stored["labels"] == ["five", "two"] and stored["train"] == "a.csv"
     assert best.find(report.parent).directory == best.find(report.parent / "own").directory == trial
     task, examples = development.read(trial)

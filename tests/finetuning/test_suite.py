@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -15,7 +16,18 @@ from etils import epath
 from ag_jax.attention.config import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
-from ag_jax.finetuning import attacked, best, comparison, development, report, results, suite
+from ag_jax.finetuning import (
+    attacked,
+    best,
+    comparison,
+    development,
+    plan,
+    report,
+    results,
+    suite,
+    suite_directory,
+    trial,
+)
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.grid import run as grid
@@ -79,9 +91,9 @@ def calls(monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return tiny_tasks.run_trial(one, config, start, splits, directory, keep, labels)
 
-    monkeypatch.setattr(suite.task_training, "run_trial", run_trial)
-    monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
-    monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
+    monkeypatch.setattr(plan.task_training, "run_trial", run_trial)
+    monkeypatch.setattr(plan.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
+    monkeypatch.setattr(plan.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
     return calls
 
@@ -125,7 +137,7 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
     settings = {"tasks.sst2.learning_rates": (1e-5, 2e-5), "tasks.sst2.sweep.warmup_steps": (0, 1_234_567)}
     settings |= {"tasks.sst2.sweep.head_dropout": (0.15,), "tasks.oromo_ner.folds": 3}
     made = config(tmp_path, data, ("sst2", "oromo_ner"), (0, 4), **settings)
-    found = list(suite.trials(made, "sst2"))
+    found = list(trial.trials_of("sst2", made.tasks["sst2"], made.seeds))
     expected = [(rate, steps, seed) for steps in (0, 1_234_567) for rate in (1e-5, 2e-5) for seed in (0, 4)]
     assert [one.name for one in found] == [
         f"lr{rate:g}-bs32-head_dropout0.15-warmup_steps{steps}-seed{seed}" for rate, steps, seed in expected
@@ -133,7 +145,10 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
     assert [(one.learning_rate, one.recipe.warmup_steps, one.seed) for one in found] == expected
     swept = {"head_dropout": 0.15, "warmup_steps": 1_234_567}
     assert found[-1].point == {"learning_rate": 2e-5, "batch_size": 32, "swept": swept}
-    folds = [suite.directory_of(epath.Path("w"), one).as_posix() for one in suite.trials(made, "oromo_ner")]
+    folds = [
+        trial.directory_of(epath.Path("w"), one).as_posix()
+        for one in trial.trials_of("oromo_ner", made.tasks["oromo_ner"], made.seeds)
+    ]
     assert folds == [f"w/oromo_ner/lr2e-05-bs32-seed{seed}-fold{n}" for seed in (0, 4) for n in (0, 1, 2)]
 
 
@@ -194,7 +209,7 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
     rates, folder, honest = (
         tuple(rate * 1e-5 for rate in range(1, 9)),
         tmp_path / "w" / "sst2",
-        suite.task_training.run_trial,
+        plan.task_training.run_trial,
     )
     scores = {
         f"lr{rate:g}-bs32-seed{seed}": sst2_scores(data, rate, 32, seed, False) for rate in rates for seed in (0, 1)
@@ -207,7 +222,7 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
         highest = {max(names, key=scores.__getitem__) for names in done if names}
         assert {path.parent.name for path in folder.glob("*/weights")} == highest
 
-    monkeypatch.setattr(suite.task_training, "run_trial", lambda *given: check() or honest(*given))
+    monkeypatch.setattr(plan.task_training, "run_trial", lambda *given: check() or honest(*given))
     settings = {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"}
     calls.stop, config = 5, config_files.load(source, settings)
     with pytest.raises(KeyboardInterrupt):
@@ -306,13 +321,15 @@ def test_a_trial_that_another_process_has_just_begun_is_not_mixed_with_other_set
     workdir, ours = epath.Path(tmp_path / "w"), config(tmp_path, data, seeds=(0,))
     others, of_rte = config(tmp_path, data, seeds=(0,), **{"tasks.sst2.epochs": 1}), config(tmp_path, data, ("rte",))
     with lock.hold(workdir / "sst2" / "lr2e-05-bs32-seed0" / lock.FILE):
-        suite.claim(ours, workdir)
-        suite.claim(of_rte, workdir)  # has its place beside it
+        suite_directory.claim(ours, workdir)
+        suite_directory.claim(of_rte, workdir)  # has its place beside it
         with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 1\n"):
             suite.prepare(others, workdir)
-    assert suite.read_settings(workdir / "config.json")["tasks"].keys() == {"sst2", "rte"}
-    honest = suite._Encoded
-    monkeypatch.setattr(suite, "_Encoded", lambda: suite.claim(others, workdir) or honest())
+    assert suite_directory.read_settings(workdir / "config.json")["tasks"].keys() == {"sst2", "rte"}
+    honest = grid.run
+    monkeypatch.setattr(
+        grid, "run", lambda *given, **more: suite_directory.claim(others, workdir) or honest(*given, **more)
+    )
     with pytest.raises(ValueError, match="tasks.sst2.epochs: there 1, now 2\n"):
         train(seeds=(0,))
     assert not calls
@@ -338,51 +355,42 @@ def test_examples_that_have_changed_are_noticed(train, tmp_path, data, calls):
     assert len(calls) == 2
 
 
-def test_trials_that_started_from_another_model_are_noticed(train, tmp_path, calls):
+def test_trials_that_started_from_another_model_are_noticed(train, tmp_path, calls, monkeypatch):
     """A checkpoint was trained further, or trained again, or a first task was trained again."""
     train(seeds=(0,), at="step")
     (tmp_path / "model" / "params").write_text("1.5")
-    with pytest.raises(ValueError, match="from step 0 of .* from step 1 of .*: delete .*sst2 to"):
+    with pytest.raises(ValueError, match="sst2/.* was computed for another start"):
         train(seeds=(0, 1), at="step")
     train(seeds=(0,), at="weights")
     (tmp_path / "model" / "params").write_text("1.25")
-    with pytest.raises(ValueError, match="from step 1 of .*, which had other weights .* delete .*sst2 to"):
+    with pytest.raises(ValueError, match="sst2/.* was computed for another start"):
         train(seeds=(0, 1), at="weights")
     train(("sst2", "rte"), (0,), at="chain", **FROM_SST2)
-    (weights,) = (tmp_path / "chain").glob("sst2/*/weights")
-    (weights.parent / "params").write_text("2")
-    with pytest.raises(ValueError, match="from trial .*, which had other weights"):
-        train(("sst2", "rte"), (0,), at="chain", **FROM_SST2, **{"tasks.rte.learning_rates": (1e-5, 2e-5)})
-    assert len(calls) == 4
+    (first,) = (tmp_path / "chain").glob("sst2/*/result.json")
+    first.unlink()
+    monkeypatch.setattr(tiny_tasks, "guess", lambda example, *key: (1, [0.0, 1.0]))
+    with pytest.raises(ValueError, match="rte/.* was computed for another start"):
+        train(("sst2", "rte"), (0,), at="chain", **FROM_SST2)
+    assert len(calls) == 5
 
 
-@pytest.mark.parametrize(
-    ("text", "other", "named"),
-    [
-        ('"accuracy"', '"accurate"', "'accuracy'"),
-        ('"accuracy": ', '"accuracy": NaN, "other": ', "finite accuracy.* delete .*seed1"),
-        ('"seed": 1', '"seed": 0', "seed=1, got 0; delete .*seed1 to"),
-        ('"fold": null', '"fold": 1', "fold=None, got 1"),
-        ('"learning_rate": 2e-05', '"learning_rate": 2.00003e-05', "learning_rate=2e-05"),
-        ('"learning_rate": 2e-05', '"learning_rate": 2.000001e-05', None),
-        ('"head_dropout": 0.1,', '"head_dropout": 0.2,', "head_dropout=0.1, got 0.2"),
-        ('"head_dropout": 0.1,', '"head_dropout": 0.10000001,', None),
-        (', "warmup_steps": 1}', "}", "warmup_steps=1, got None"),
-        ('"warmup_steps": 1}', '"warmup_steps": 1, "dropout": 0.5}', "dropout=None, got 0.5"),
-    ],
-)
-def test_a_result_of_another_trial_is_named(train, tmp_path, text, other, named):
-    settings = {"tasks.sst2.sweep.head_dropout": (0.1,), "tasks.sst2.sweep.warmup_steps": (1,)}
-    train(seeds=(1,), **settings)
-    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
-    facts = json.dumps(stored.facts(path.parent))
-    assert text in facts
-    stored.write(path.parent, json.loads(facts.replace(text, other)))
-    if named is None:
-        train(seeds=(1,), **settings)
-        return
-    with pytest.raises(ValueError, match=f"{path}.*{named}"):
-        train(seeds=(1,), **settings)
+def test_a_result_of_another_trial_is_refused(train, tmp_path):
+    train(seeds=(1,))
+    (path,) = (tmp_path / "w").glob("sst2/*seed1")
+    shutil.copytree(path, path.with_name(path.name.replace("seed1", "seed0")))
+    with pytest.raises(ValueError, match="seed0 was computed for another trial"):
+        train(seeds=(0, 1))
+
+
+@pytest.mark.parametrize("file", ["result.json", "predictions_validation.jsonl"])
+def test_a_changed_digit_is_named_and_the_trial_trained_again(train, tmp_path, calls, capsys, file):
+    chosen = train(seeds=(0, 1))["sst2"]
+    (path,) = (tmp_path / "w").glob(f"sst2/*seed1/{file}")
+    text = path.read_text()
+    path.write_text(re.sub(r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), text))
+    again = train(seeds=(0, 1))["sst2"]
+    assert str(path) in capsys.readouterr().err and path.read_text() == text and len(calls) == 3
+    assert again.best == chosen.best
 
 
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(train, tmp_path, data, calls, monkeypatch):
@@ -427,11 +435,12 @@ def test_the_best_is_one_of_the_trials_that_the_suite_still_has(train, tmp_path,
     found = best.find(workdir / "sst2")
     assert found.directory in kept and f"{highest:.4f}" in found.reason
     score(kept, 0.5)
-    planned = list(suite.trials(config(tmp_path, data, **({"keep": "best"} | later)), "sst2"))
-    first, second, *_ = (one for one in planned if suite.directory_of(workdir, one) in kept)
-    assert best.find(workdir).directory == suite.directory_of(workdir, first)
-    store.write(suite.directory_of(workdir, first), suite.trial.failure(first, "not finite"))
-    assert best.find(workdir).directory == suite.directory_of(workdir, second)
+    made = config(tmp_path, data, **({"keep": "best"} | later))
+    planned = list(trial.trials_of("sst2", made.tasks["sst2"], made.seeds))
+    first, second, *_ = (one for one in planned if trial.directory_of(workdir, one) in kept)
+    assert best.find(workdir).directory == trial.directory_of(workdir, first)
+    store.write(trial.directory_of(workdir, first), trial.failure(first, "not finite"))
+    assert best.find(workdir).directory == trial.directory_of(workdir, second)
 
 
 def test_weights_that_another_task_wants_are_missed_at_once(train, tmp_path, data, calls):
@@ -441,9 +450,13 @@ def test_weights_that_another_task_wants_are_missed_at_once(train, tmp_path, dat
         train(("sst2", "rte"), (0,), at="without", **FROM_SST2)
     settings = FROM_SST2 | {"tasks.sst2.learning_rates": (9.0, 2e-4)}
     wanted, workdir = config(tmp_path, data, ("sst2", "rte"), (0,), **settings), epath.Path(tmp_path / "w")
-    failed = next(suite.trials(wanted, "sst2"))
-    suite.directory_of(workdir, failed).mkdir(parents=True)
-    store.write(suite.directory_of(workdir, failed), suite.trial.failure(failed, "not finite"))
+    failed = next(trial.trials_of("sst2", wanted.tasks["sst2"], wanted.seeds))
+    trial.directory_of(workdir, failed).mkdir(parents=True)
+    result = dataclasses.replace(
+        trial.failure(failed, "not finite"),
+        inputs={"trial": f"sst2/{failed.name}", "start": tiny_tasks.open_encoder(tmp_path / "model").digest},
+    )
+    store.write(trial.directory_of(workdir, failed), result)
     train(("sst2", "rte"), (0,), **settings)
     assert [name.split("/")[0] for name in calls[1:]] == ["sst2", "rte"]
 
@@ -455,7 +468,7 @@ def test_a_trial_must_have_started_from_the_best_one_of_its_first_task(train, da
     worse, better = min(rates, key=score.get), max(rates, key=score.get)
     assert score[worse] < score[better]
     train(("sst2", "rte"), (0,), **FROM_SST2, **{"tasks.sst2.learning_rates": (worse,)})
-    with pytest.raises(ValueError, match=f"w/rte/.*lr{worse:g}.*sst2/lr{better:g}.*delete .*rte to"):
+    with pytest.raises(ValueError, match="w/rte/.* was computed for another start"):
         train(("sst2", "rte"), (0,), **FROM_SST2, **{"tasks.sst2.learning_rates": (worse, better)})
 
 
@@ -583,13 +596,13 @@ def test_what_the_checkpoint_or_the_number_of_steps_does_not_allow(tmp_path, dat
     settings |= {"tasks.squad2.max_length": 12, "tasks.sst2.max_length": 12}
 
     def prepare(squad2=9, sst2=3, opened=opened, **more):
-        monkeypatch.setattr(suite.opening, "open_encoder", lambda *_, **__: opened)
+        monkeypatch.setattr(plan.opening, "open_encoder", lambda *_, **__: opened)
         steps = {"tasks.squad2.warmup_steps": squad2, "tasks.sst2.warmup_steps": sst2}
         made = config(tmp_path, data, ("squad2", "sst2"), (0,), **settings | steps | more)
         return suite.prepare(made, epath.Path(tmp_path / "w"))
 
     swept = "tasks.sst2.sweep.warmup_steps"  # what the recipe says itself has no effect then
-    assert prepare().opened is opened and len(prepare(sst2=9, **{swept: (1, 3)}).planned["sst2"]) == 4
+    assert prepare().opened is opened and len(prepare(sst2=9, **{swept: (1, 3)}).cells["sst2"]) == 4
     asa, method = "tasks.sst2.adversarial.asa.delay_steps", {"tasks.sst2.adversarial.method": "asa"}
     hard_coded = dataclasses.replace(opened, config=fixed)
     for given, named in (

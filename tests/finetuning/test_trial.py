@@ -14,10 +14,11 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
-from ag_jax.finetuning import attack, encoded, predicting, program, task_training
+from ag_jax.finetuning import attack, encoded, predicting, program, task_training, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.task_training import run_trial
 from ag_jax.finetuning.trial import Trial
+from ag_jax.grid import store
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
@@ -58,7 +59,14 @@ class Setting:
         self.one = Trial(kind, recipe, learning_rate, 8, seed)
 
     def __call__(self, directory):
-        return run_trial(self.one, self.config, self.opened, self.data, directory, self.keep)
+        """Train the trial, or read its result, as its cell does in the grid."""
+        directory = epath.Path(directory)
+        result = store.read(directory)
+        if result is None:
+            result = run_trial(self.one, self.config, self.opened, self.data, directory, self.keep)
+            store.write(directory, result)
+        trial.tidy(directory, self.keep)
+        return dict(result.facts)
 
     @property
     def spec(self):

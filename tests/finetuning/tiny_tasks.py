@@ -11,12 +11,14 @@ from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import TaggedSentence, Texts
 from ag_jax.data.text import batching, pipeline
 from ag_jax.finetuning import kinds
+from ag_jax.finetuning.trial import facts_of
+from ag_jax.grid import store
+from ag_jax.grid.cells import Result
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import initial_weights, workloads
 from ag_jax.settings import schema
-from tests import results as stored
 from tests import tiny
 from tests.finetuning.tasks import TOKENIZER
 
@@ -153,25 +155,22 @@ def guess(example, *key) -> tuple[object, object]:
     return chosen, [2.0 * (chosen == number) - luck for number in range(2)]
 
 
-def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
+def run_trial(one, config, start, splits, directory, keep, labels) -> Result:
     """Stand in for `task_training.run_trial`: write the files that it would write, with guessed predictions."""
     directory.mkdir(parents=True, exist_ok=True)
     started = bool(start.description.startswith("trial"))
     key = (one.task, one.learning_rate, one.batch_size, one.seed, started, *one.swept.values())
+    artifacts = {}
     for name, examples in {"validation": splits.validation, **splits.others}.items():
         lines = []
         for example in examples:
             prediction, scores = guess(example, *key)
             lines.append(json.dumps({"id": example.id, "prediction": prediction, "scores": scores}) + "\n")
-        (directory / f"predictions_{name}.jsonl").write_text("".join(lines))
+        artifacts[name] = store.write_text(directory, f"predictions_{name}.jsonl", "".join(lines))
     predicted = [guess(example, *key)[0] for example in splits.validation]
     result = {
-        "task": one.task,
-        "seed": one.seed,
-        **one.point,
-        "fold": one.fold,
+        **facts_of(one),
         "start": start.description,
-        "start_sha256": start.digest,
         "epochs": [{"epoch": 1}, {"epoch": 2}],
         "best_epoch": 2,
         "metrics": kinds.evaluate(splits.task, splits.validation, predicted),
@@ -188,8 +187,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
     if keep:
         (directory / "weights").mkdir(exist_ok=True)
         (directory / "weights" / "task.json").write_text("{}")
-    stored.write(directory, result)
-    return result
+    return Result(result, artifacts)
 
 
 def open_encoder(checkpoint, step=None, *, fresh=False):

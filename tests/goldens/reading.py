@@ -11,7 +11,7 @@ from etils import epath
 from flax import traverse_util
 
 from ag_jax.finetuning import comparison as finetuning
-from ag_jax.finetuning import results, suite
+from ag_jax.finetuning import suite, suite_directory
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import finetuned, importing
 from ag_jax.pretraining import run, run_directory
@@ -53,7 +53,7 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
     workdir = epath.Path(here / "interrupted")
     summary = run.train(run_directory.read_config(workdir), workdir)
     suite_of_trial = epath.Path(here / "trial_interrupted")
-    settings = suite.read_settings(suite_of_trial / "config.json")
+    settings = suite_directory.read_settings(suite_of_trial / "config.json")
     config = schema.parse(FinetuningConfig, settings)
     suite.run(suite.prepare(config, suite_of_trial))
     directory = suite_of_trial / TRIAL
@@ -81,7 +81,8 @@ def _run(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _trial(directory: epath.Path) -> dict[str, Any]:
-    predictions = {split: results.read_rows(epath.Path(directory), split) for split in SPLITS}
+    files = {split: directory / f"predictions_{split}.jsonl" for split in SPLITS}
+    predictions = {split: [json.loads(line) for line in path.read_text().splitlines()] for split, path in files.items()}
     result = _without_clock(dict(stored_results.facts(directory)))
     result.pop("start")  # names the directory of the checkpoint
     return {"result": result, "predictions": predictions}

@@ -63,10 +63,12 @@ def search(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath.
         for seed, config in point.configs.items()
         for until in (*study.rung_steps(point), None)
     }
-    hosts.from_first("the run directories", functools.partial(_check, study, cells, workdir, retry))
+    hosts.from_first("the run directories", functools.partial(_check, study, workdir, retry))
+    plan = functools.partial(_ready, study, cells)
+    _check_rows(plan(grid.stored(plan, workdir, retry)).cells)
     # The best point is not known until the end; the file may be of a smaller grid.
     hosts.from_first("the best point", functools.partial((workdir / BEST).unlink, missing_ok=True))
-    table = grid.run(functools.partial(_ready, study, cells), workdir, retry=retry)
+    table = grid.run(plan, workdir, retry=retry)
     if table is None:
         return None
     if failed := sum(not result.is_done for result in table.values()):
@@ -99,11 +101,11 @@ def _reason(result: Result) -> str:
     return next(iter(result.failures.values()))
 
 
-def _check(study: Study, cells: Cells, workdir: epath.Path, retry: bool) -> None:
-    """Raise ValueError if a run of the search cannot be trained, resumed or compared with the others.
+def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
+    """Raise ValueError if a run of the search cannot be resumed or compared with the others.
 
-    That is so if a run directory holds another run, the text of a run has changed, a run would not measure
-    `search.metric`, or the devices cannot divide the batches of a run that is left to train.
+    That is so if a run directory holds another run, the text of a run has changed, or a run would not measure
+    `search.metric`.
 
     This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
     because another process may be at work in these directories.
@@ -128,8 +130,11 @@ def _check(study: Study, cells: Cells, workdir: epath.Path, retry: bool) -> None
                 pretraining_corpus.check_tests(config)
             if retry or not store.path_of(directory).exists():
                 _check_rungs(study.rung_steps(point), directory)
-    next_runs, _ = choose.halved(study, states.of_results(study, grid.stored(list(cells.values()), workdir, retry)))
-    for cell in (cells[one.number, one.seed, one.until] for one in next_runs):
+
+
+def _check_rows(cells: Sequence[Any]) -> None:
+    """Raise ValueError if the devices cannot divide the batches of a run."""
+    for cell in cells:
         try:
             build.check_rows(cell.config, sharding.make_mesh(cell.config.mesh))
         except ValueError as error:

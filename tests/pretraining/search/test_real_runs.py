@@ -37,7 +37,7 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
         if len(noted) == 1:
             raise KeyboardInterrupt
         noted.append(directory)
-        write(directory, result, until)
+        return write(directory, result, until)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "write", stopped_at_the_second)
