@@ -251,7 +251,7 @@ def _evaluate(verb: Evaluate) -> None:
         return
     workdir, step = _model(verb.workdir), _checkpoint(verb)
     metrics = run.evaluate(workdir, step)
-    if hosts.is_first() and (tests := scores.score_run(workdir, step)):
+    if tests := scores.score_run(workdir, step):
         metrics["translations"] = {name: dict(test.scores) for name, test in tests.items()}
     metrics_text = json.dumps(metrics, indent=2)
     try:

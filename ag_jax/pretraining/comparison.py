@@ -35,6 +35,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.pretraining.scores import TestResult
 from ag_jax.pretraining.training_cell import TrainingCell
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
@@ -123,26 +124,41 @@ def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath
             f"there is no report of {workdir}, because training failed: {'; '.join(failures)}. Change the settings of "
             "these runs and choose another --workdir, or train them again with --retry"
         )
+    for cell in cells.values():  # before any test set is translated, because a report must not mix averages
+        if cell.config.translates and cell.config.translation.tests:
+            translate.check_average(cell.config, workdir / cell.path)
+    tests = {key: scores.cells(cell.config, workdir / cell.path, cell.path) for key, cell in cells.items()}
+    scoring = Stage([test for of_run in tests.values() for test in of_run])
+    if (scored := grid.run(lambda _: scoring, workdir)) is None:
+        return None
     with lock.hold(workdir / lock.FILE, wait=True):  # processes that shared the runs may write it at the same time
-        return _report(base, cells, table, workdir, overridden, incomparable)
+        if not hosts.is_first():
+            return workdir / "report.md"
+        translations = {
+            key: {test.test: test.read(workdir / test.path, scored[test.name]) for test in of_run}
+            for key, of_run in tests.items()
+        }
+        return _report(base, cells, table, translations, workdir, overridden, incomparable)
 
 
 def _report(
     base: Config,
     cells: Mapping[tuple[str, int], TrainingCell],
     table: Table,
+    scored: Mapping[tuple[str, int], Mapping[str, TestResult]],
     workdir: epath.Path,
     overridden: Sequence[str],
     incomparable: Sequence[str],
 ) -> epath.Path:
-    """Write the report of a comparison, whose runs are all trained; return its path."""
+    """Write the report of a comparison, whose runs are all trained; return its path.
+
+    scored: of each run, its translations of the test sets.
+    """
     arm_names = list(dict.fromkeys(arm for arm, _ in cells))
     configs = {key: cell.config for key, cell in cells.items()}
     directories = {key: workdir / cell.path for key, cell in cells.items()}
     summaries = {key: dict(table[cell.name].facts) for key, cell in cells.items()}
     path = workdir / "report.md"
-    if not hosts.is_first():
-        return path
     runs = {cell.path: (cell.config, directories[key]) for key, cell in cells.items()}
     limits = {cell.path: (cell.config, summaries[key]) for key, cell in cells.items()}
     mixed = [*pretraining_corpus.other_texts(runs), *_other_limits(limits)]
@@ -150,10 +166,6 @@ def _report(
     warnings = [*incomparable, *mixed]
     first_run, first = next(iter(configs.items()))
     seeds, workload = first.comparison.seeds, workloads.workload_of(first)
-    scores_translations = first.translates and bool(first.translation.tests)
-    if scores_translations:  # before any is translated, because a report must not mix averages
-        for key, config in configs.items():
-            translate.check_average(config, directories[key])
     headline = workload.primary_metric
     results = [
         ArmResults(
@@ -174,12 +186,9 @@ def _report(
     for arm, of_arm in shares.items():
         numbers["arms"][arm]["last_layer"] = of_arm
     translations: dict[str, Any] = {}
-    if scores_translations:
-        scored = {
-            arm: [scores.score_run(directories[arm, seed], config=configs[arm, seed]) for seed in seeds]
-            for arm in arm_names
-        }
-        translations = translation_report.numbers(first.translation, scored)
+    if scored[first_run]:
+        by_arm = {arm: [scored[arm, seed] for seed in seeds] for arm in arm_names}
+        translations = translation_report.numbers(first.translation, by_arm)
     content = {
         "title": first.title,
         "command": command,

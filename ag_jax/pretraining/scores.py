@@ -1,28 +1,29 @@
-"""Translations of a run's test sets, and their scores.
+"""Translations of a run's test sets, and their scores: a cell of the grid for each test set.
 
-They are kept in the run directory: `translations/TEST.txt` has a translation in each line, and `translations/TEST.json`
-the scores, and what they depend on. Lines are translated again if the model, the search or the test set changed, and
-scored again if sacreBLEU's version or seed did.
+In the run directory, `translations/TEST/translations.txt` has a translation in each line, and the facts of the result
+beside it are the scores. A test set is translated again if the model, the search, the test set, or sacreBLEU's version
+or seed changed.
 """
 
 import dataclasses
-import hashlib
-import json
+import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from ag_jax.data.json_files import read_json
 from ag_jax.data.parallel.pairs import LinesOfTest
-from ag_jax.distributed import storage
+from ag_jax.distributed import hosts, storage
 from ag_jax.evaluation import translation
+from ag_jax.grid import run as grid
+from ag_jax.grid import store
+from ag_jax.grid.cells import Cell, Result, Stage
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run_directory, translate
 from ag_jax.pretraining.config import ExperimentConfig
 
-FOLDER = "translations"
+TRANSLATIONS = "translations"  # folder of the cells, and name of the artifact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,89 +40,82 @@ class TestResult:
     scores: Mapping[str, dict[str, Any]]
 
 
-def score_run(
-    workdir: epath.PathLike, step: int | None = None, config: ExperimentConfig | None = None
-) -> dict[str, TestResult]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScoreCell(Cell):
+    """A test set that a run translates and scores.
+
+    test: name of the test set.
+    lines: its lines.
+    tokenize: how sacreBLEU tokenises.
+    open_translator: opens the model, the same for all test sets of a run; only called if something is not known yet.
+    """
+
+    test: str
+    lines: LinesOfTest
+    tokenize: translation.Tokenizer
+    open_translator: Callable[[], translate.Translator]
+
+    @functools.cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Digests of the model with its search, of the test set, and of the signatures of the scores."""
+        return {
+            "model": store.digest(self.open_translator().settings()),
+            "test set": store.digest(self.lines.sources, self.lines.references),
+            "scores": store.digest(translation.signatures(tokenize=self.tokenize)),
+        }
+
+    def compute(self, directory: epath.Path) -> Result:
+        """Translate and score the test set. Host 0 does it, with its own devices."""
+        if not hosts.is_first():
+            return Result()
+        translator, sources = self.open_translator(), self.lines.sources
+        print(f"translating {len(sources):,} lines of {self.test} with {translator.name}", file=sys.stderr, flush=True)
+        lines = list(translate.translate_stream(translator, sources, f"test set {self.test}"))
+        scores = translation.score(lines, self.lines.references, tokenize=self.tokenize)
+        artifact = store.write_text(directory, f"{TRANSLATIONS}.txt", "".join(f"{line}\n" for line in lines))
+        facts = {metric: dataclasses.asdict(score) for metric, score in scores.items()}
+        return Result({"scores": facts}, {TRANSLATIONS: artifact})
+
+    def read(self, directory: epath.Path, result: Result) -> TestResult:
+        """Return the translations and scores that a result and its file hold."""
+        text = store.read_text(directory, result.artifacts[TRANSLATIONS])
+        return TestResult(text.split("\n")[:-1], result.facts["scores"])
+
+
+def cells(config: ExperimentConfig, workdir: epath.Path, path: str = "", step: int | None = None) -> list[ScoreCell]:
+    """Return the cells of a run's test sets; [] for a run that does not translate, or without test sets.
+
+    config: config of the run, with the sections `translation` and `decoding` to use.
+    workdir: directory of the run.
+    path: of the run, below the directory of the experiment; "" if the run is the experiment.
+    step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
+    """
+    if not config.translates or not config.translation.tests:
+        return []
+    open_translator = functools.cache(functools.partial(translate.open_translator, workdir, step, config=config))
+    folder = f"{path}/{TRANSLATIONS}" if path else TRANSLATIONS
+    return [
+        ScoreCell(f"{folder}/{name}", name, lines, config.translation.tokenize, open_translator)
+        for name, lines in pretraining_corpus.read_tests(config.translation).items()
+    ]
+
+
+def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, TestResult]:
     """Return {name of a test set: translations and scores} of a run, stored in its directory or computed anew.
 
-    Test sets are translated anew if the model or the settings changed.
+    The result is empty for a run that does not translate, or without test sets, if another process translates, and on
+    other hosts than host 0.
+    If the directory cannot be written, the files are written elsewhere, with a line that says where.
 
-    step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
-    config: config of the run, with the sections `translation` and `decoding` to use; by default the stored one.
-
-    The result is empty for a run that does not translate, or without test sets.
+    step: see `cells`.
     """
     workdir = storage.directory(workdir)
-    config = config or run_directory.read_config(workdir)
-    if not config.translates or not config.translation.tests:
-        return {}
-    tests = pretraining_corpus.read_tests(config.translation)
-    translator = translate.open_translator(workdir, step, config=config)
-    settings = translator.settings()
-    return {
-        name: _result(workdir, name, lines, translator, settings, config.translation.tokenize)
-        for name, lines in tests.items()
-    }
+    of_run = cells(run_directory.read_config(workdir), workdir, step=step)
 
+    def run(place: epath.Path) -> dict[str, TestResult]:
+        table = grid.run(lambda _: Stage(of_run), place)
+        if table is None or not hosts.is_first():
+            return {}
+        return {cell.test: cell.read(place / cell.path, table[cell.name]) for cell in of_run}
 
-def _result(
-    workdir: epath.Path,
-    name: str,
-    lines: LinesOfTest,
-    translator: translate.Translator,
-    settings: dict[str, Any],
-    tokenize: translation.Tokenizer,
-) -> TestResult:
-    text, facts = (workdir / FOLDER / f"{name}.{ending}" for ending in ("txt", "json"))
-    depends_on = {
-        **settings,
-        "sources": _digest(lines.sources),
-        "references": _digest(lines.references),
-        "tokenize": tokenize,
-    }
-    stored = read_json(facts) if facts.exists() and text.exists() else {}
-    # Bytes that are damaged change the digest; they are no error, because lines can be translated again.
-    translations = text.read_bytes().decode(errors="replace").split("\n")[:-1] if stored else []
-    is_translated = stored.get("depends_on") == depends_on and stored.get("translations") == _digest(translations)
-    if is_translated and _is_scored(stored.get("scores"), tokenize):
-        return TestResult(translations, stored["scores"])
-
-    if not is_translated:
-        print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
-        translations = list(translate.translate_stream(translator, lines.sources, f"test set {name}"))
-    scores: dict[str, dict[str, Any]] = {}
-    try:
-        for metric, score in translation.score(translations, lines.references, tokenize=tokenize).items():
-            scores[metric] = dataclasses.asdict(score)
-    finally:  # so that the translations are not lost if they cannot be scored
-        content = {"scores": scores, "translations": _digest(translations), "depends_on": depends_on}
-        _write(workdir, name, translations, json.dumps(content, indent=2) + "\n")
-    return TestResult(translations, scores)
-
-
-def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> None:
-    """Write the translations and scores of a test set to the run directory, or print why they cannot be written."""
-
-    def write(place: epath.Path) -> None:
-        (place / FOLDER).mkdir(parents=True, exist_ok=True)
-        storage.write_whole(place / FOLDER / f"{name}.txt", "".join(f"{line}\n" for line in lines))
-        storage.write_whole(place / FOLDER / f"{name}.json", facts)
-
-    try:
-        storage.write_where_possible(write, workdir)
-    except OSError as error:
-        print(f"the translations of {name} and their scores cannot be written: {error}", file=sys.stderr, flush=True)
-
-
-def _is_scored(scores: Any, tokenize: translation.Tokenizer) -> bool:
-    """Return whether stored scores have all metrics, with the sacreBLEU signatures that scoring would give them now."""
-    fields = {field.name for field in dataclasses.fields(translation.Score)}
-    if not isinstance(scores, dict) or not all(
-        isinstance(one, dict) and one.keys() == fields for one in scores.values()
-    ):
-        return False
-    return {metric: one["signature"] for metric, one in scores.items()} == translation.signatures(tokenize=tokenize)
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return storage.write_where_possible(run, workdir) if of_run else {}
