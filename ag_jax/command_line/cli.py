@@ -102,7 +102,7 @@ def _join(verb: Any) -> None:
     if position is None:
         return
     command = {"the verb": verb.name, "--workdir": str(storage.directory(verb.workdir))}
-    command |= {f"--{flag}": getattr(verb, flag, None) for flag in ("step", "part", "retry")}
+    command |= {f"--{flag}": getattr(verb, flag, None) for flag in ("step", "retry")}
     hosts.join(position, verb.join_timeout)
     hosts.agree("their commands", command | run.versions())
 
@@ -340,7 +340,7 @@ def _export(verb: Export) -> None:
     repository = None if verb.push is None else hub.find(verb.push, verb.private)
     if repository is not None:
         stated = dataclasses.replace(stated, repository=repository.name)
-    options = (verb.dtype, stated, verb.part)
+    options = (verb.dtype, stated, verb.encoder)
     if verb.milestones:
         _export_milestones(verb, repository, options)
         return

@@ -27,7 +27,7 @@ PLACEHOLDERS = {  # what stands for the value of a flag in help; of other flags 
     **dict.fromkeys(("workdir", "to"), "DIR"),
     **dict.fromkeys(("input", "output", "html"), "FILE"),
     **dict.fromkeys(("join_timeout", "store_timeout"), "SECONDS"),
-    **{"from": "MODEL", "part": "K/N", "coordinator": "HOST:PORT", "price": "DOLLARS", "push": "NAME"},
+    **{"from": "MODEL", "coordinator": "HOST:PORT", "price": "DOLLARS", "push": "NAME"},
 }
 Step = int | Literal["best"] | None
 Names = tuple[str, ...]
@@ -274,7 +274,7 @@ class Export(Verb):
         task
     push: push the export to the Hugging Face hub, too, as NAME or OWNER/NAME; needs huggingface_hub
     private: only you can see what --push creates on the hub
-    part: of a run that detects replaced tokens: model, or generator for the encoder that replaces tokens
+    encoder: of a run that detects replaced tokens: model, or generator for the encoder that replaces tokens
     """
 
     name = "export"
@@ -294,7 +294,7 @@ class Export(Verb):
     datasets: Names = ()
     push: str | None = None
     private: bool = False
-    part: Literal["model", "generator"] = "model"
+    encoder: Literal["model", "generator"] = "model"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def convert(
     path: epath.PathLike,
     dtype: str = "float32",
     stated: Statements = Statements(),
-    part: str = "model",
+    encoder: str = "model",
 ) -> Exported:
     """Export the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
@@ -69,7 +69,7 @@ def convert(
     workdir: directory of the run, or of the fine-tuned model.
     dtype: float32, bfloat16 or float16.
     stated: what the user states about the model, for its card.
-    part: `model`, or the `generator` that was trained beside it to replace tokens.
+    encoder: `model`, or the `generator` that was trained beside it to replace tokens.
     Raises ValueError if no family of transformers computes what the model does, with nothing written.
     """
     if dtype not in tensors.DTYPES:
@@ -77,25 +77,25 @@ def convert(
     workdir = storage.directory(workdir)
     directories.check_free(directories.on_disk(path))
     if finetuned.locate(workdir) is not None:
-        return _convert_finetuned(workdir, step, path, dtype, stated, part)
+        return _convert_finetuned(workdir, step, path, dtype, stated, encoder)
     opened = open_run(workdir, step)
     if isinstance(opened.model, TranslationModel):
-        return _convert_translation(opened, step, path, dtype, stated, part)
+        return _convert_translation(opened, step, path, dtype, stated, encoder)
     origin = opened.origin
-    config, tree, not_carried = _part(opened, part)
-    not_carried += _bias(opened) if part == "model" else []
+    config, tree, not_carried = _chosen(opened, encoder)
+    not_carried += _bias(opened) if encoder == "model" else []
     not_carried += tokenizer_files.not_carried(opened.tokenizer)
     heads = sorted(tree.keys() - {"encoder"})
     family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.model_type)
     # Only BERT's name table has a pooler that no head reads; it was trained with the imported model, not by this run.
     if f"{family.root}.pooler." in family.left_out and "next_head" not in heads:
-        if family is catalogue.BERT and opened.pooler and part == "model":
+        if family is catalogue.BERT and opened.pooler and encoder == "model":
             tree["pooler"] = opened.pooler
         else:
             not_carried.append(
                 "There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning."
             )
-    if origin.vectors.unsupported and part == "model":
+    if origin.vectors.unsupported and encoder == "model":
         not_carried.append(
             f"The vectors of texts that `{origin.name}` was trained for with sentence-transformers: they need "
             f"{' and '.join(origin.vectors.unsupported)}."
@@ -111,18 +111,18 @@ def convert(
     text = card.text(opened, config, architecture, dtype, stated, _place(path, stated), not_carried)
     # For the heads of tasks that are trained from the export.
     extra = family.write_heads(HeadSettings(origin.pooling, origin.head_dropout), config)
-    vectors = origin.vectors if part == "model" else SentenceVectors()
+    vectors = origin.vectors if encoder == "model" else SentenceVectors()
     written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra, vectors)
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
 
 def _convert_finetuned(
-    workdir: epath.Path, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
+    workdir: epath.Path, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, encoder: str
 ) -> Exported:
-    """Export a fine-tuned model, which has one checkpoint and no generator: `step` must be None and `part` "model"."""
-    if step is not None or part != "model":
+    """Export a fine-tuned model; it has one checkpoint and no generator, so `step` is None and `encoder` "model"."""
+    if step is not None or encoder != "model":
         raise ValueError(
-            f"{workdir} is a fine-tuned model, which has neither steps nor parts: leave --step and --part out"
+            f"{workdir} is a fine-tuned model, which has neither steps nor a generator: leave --step and --encoder out"
         )
     tuned = finetuned.load(workdir)
     head, origin = tuned.head, tuned.origin
@@ -185,11 +185,11 @@ def _result(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def _convert_translation(
-    opened: OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
+    opened: OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, encoder: str
 ) -> Exported:
     """Export a model that translates as a MarianMT, with its decoding settings in generation_config.json."""
-    if part != "model":
-        raise ValueError(f"--part={part}: a run that translates has no parts; leave --part out")
+    if encoder != "model":
+        raise ValueError(f"--encoder={encoder}: a run that translates has no generator; leave --encoder out")
     config, decoder, tokenizer = opened.model.config, opened.model.decoder_config, opened.tokenizer
     specials = tokenizer.specials
     family = catalogue.translating(config, decoder)
@@ -279,16 +279,18 @@ def _write(model: ExportedContent, path: epath.PathLike, dtype: str) -> int:
     return sum(tensor.size for tensor in stored.values())
 
 
-def _part(opened: OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
+def _chosen(opened: OpenRun, encoder: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
     """Return (config, parameters, sentences about what is not exported) of a run's model or its generator."""
     has_generator = "generator" in opened.params
-    if part == "generator":
+    if encoder == "generator":
         if not has_generator or "generator" in opened.untrained:
-            raise ValueError("--part=generator: this run trained no generator beside the model; leave --part out")
+            raise ValueError("--encoder=generator: this run trained no generator beside the model; leave --encoder out")
         return opened.model.generator_config, generator_parameters(opened.params), []
-    if part != "model":
-        raise ValueError(f"--part must be model or generator, got {part!r}")
-    not_carried = ["The generator of replaced tokens; --part=generator exports it as a separate model."] * has_generator
+    if encoder != "model":
+        raise ValueError(f"--encoder must be model or generator, got {encoder!r}")
+    not_carried = [
+        "The generator of replaced tokens; --encoder=generator exports it as a separate model."
+    ] * has_generator
     not_carried += [
         f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and was never trained."
         for name in opened.untrained

@@ -43,11 +43,11 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
     "evaluate": tuple((f"--workdir={name}",) for name in RUNS[:3]),
     "finetune": (
         (f"{TUNING}:points=2", "--workdir=suite"),
-        (f"{TUNING}:points=2", "--workdir=suite", "--part=2/2"),
+        (f"{TUNING}:points=2", "--workdir=suite"),
         (f"{TUNING}:keep=best", "--workdir=trial_kept"),
     ),
     "inspect": tuple((f"--workdir={name}", SENTENCE) for name in RUNS),
-    "prepare": ((PRETRAINING,), (PRETRAINING, "--part=1/1")),
+    "prepare": ((PRETRAINING,),),
     "tokenizer": ((PRETRAINING, "--workdir=new", SENTENCE),),
     "plan": ((PRETRAINING, "--topology=v5e:2x2"), (PRETRAINING, "--topology=v4-8")),
     "import": (("--from=exported", "--workdir=new"), ("--from=huggingface/classifier", "--workdir=new")),
@@ -57,7 +57,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "help": (("train",), ("configs/pretraining.py",), ("training.steps",)),
 }
-FLAGS = tuple("workdir step text topology from to expect dtype license part config search_batch".split())
+FLAGS = tuple("workdir step text topology from to expect dtype license encoder config search_batch".split())
 PATHS = ("/nowhere/at/all", "finished/config.json", "text", "exported", ".", "")
 PATHS += ("special/loop", "special/dangling", "finished/checkpoints", BYTES)
 SOURCES = tuple(f"special/{name}" for name in ("fifo", "loop", "dangling", "empty.txt", "folder"))

@@ -241,7 +241,7 @@ def test_models_of_the_hub(tmp_path, monkeypatch):
     [
         ({"dtype": "int8"}, 0, ["--dtype", "int8"]),
         ({"step": 7}, 0, ["step 7"]),
-        ({"part": "generator"}, 0, ["--part"]),
+        ({"encoder": "generator"}, 0, ["--encoder"]),
         ({"dtype": "float16"}, 1e5, ["cls.predictions.bias", "1e+05"]),
         ({}, np.inf, ["cls.predictions.bias", "word_head/bias"]),
     ],

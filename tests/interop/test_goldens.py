@@ -208,7 +208,7 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path
     monkeypatch.setattr(exporting, "open_run", lambda *_: pair)
     left = exported(opened.workdir, tmp_path / "detector")[0].not_carried
     assert any("generator" in item for item in left)
-    written = exported(opened.workdir, tmp_path / "writer", part="generator")[0]
+    written = exported(opened.workdir, tmp_path / "writer", encoder="generator")[0]
     assert written.architecture == "ElectraForMaskedLM"
     kept = {path: leaf for path, leaf in names.flat(params).items() if not path.startswith("generator/")}
     for name, wanted in (("writer", names.flat(generator_parameters(params))), ("detector", kept)):

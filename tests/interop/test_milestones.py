@@ -118,5 +118,5 @@ def test_a_model_without_word_head_is_said(tmp_path, capsys):
     workdir = train(tmp_path, **of_words)
     assert export(workdir, tmp_path / "model", "--milestones") == 0
     assert "ElectraForPreTraining" in capsys.readouterr().out
-    assert export(workdir, tmp_path / "generator", "--milestones", "--part=generator") == 0
+    assert export(workdir, tmp_path / "generator", "--milestones", "--encoder=generator") == 0
     assert "ElectraForMaskedLM" in capsys.readouterr().out
