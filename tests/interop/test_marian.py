@@ -336,7 +336,7 @@ def test_checkpoints_are_averaged_unless_a_step_is_chosen(tmp_path):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         card = (tmp_path / name / "README.md").read_text()
         assert said in card and "`train.en` and `train.de`" in card and "text/" not in card
-    for options in ({"part": "generator"}, {"dtype": "int8"}):
+    for options in ({"encoder": "generator"}, {"dtype": "int8"}):
         with pytest.raises(ValueError, match=f"--{next(iter(options))}"):
             exporting.convert(workdir, None, str(tmp_path / "no"), **options)
 
