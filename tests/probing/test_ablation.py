@@ -253,7 +253,7 @@ def test_a_trial_on_its_development_examples(places, tmp_path):
     place = shutil.copytree(places / "suite", tmp_path / "suite") / "sst2" / "lr1e-05-bs8-seed0"
     predictions = place / "predictions_validation.jsonl"
     predictions.write_text("".join(predictions.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(ValueError, match="each of the 9 examples"):
+    with pytest.raises(ValueError, match="predictions_validation.jsonl has another SHA-256"):
         heads.ablate(str(place))
 
 

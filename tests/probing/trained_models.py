@@ -13,6 +13,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.task_training import make_head
+from ag_jax.grid import store
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
@@ -86,6 +87,7 @@ def write(directory):
     params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"))
     finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(place / "weights"))
     result = SUITE_OF | {"task": "sst2", "examples": {"train": 24, "validation": 9}}
-    stored.write(place, {"metrics": {}} | result)
     rows = [{"id": example.id, "prediction": 0, "label": 0, "scores": [0, 0]} for example in found.validation]
-    (place / "predictions_validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    predictions = store.write_text(epath.Path(place), "predictions_validation.jsonl", text)
+    stored.write(place, {"metrics": {}} | result, artifacts={"validation": predictions})
