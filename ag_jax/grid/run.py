@@ -144,12 +144,14 @@ class _Experiment:
     def _valid(self, cell: Cell, is_known: bool = False) -> Result | None:
         """Return the stored result of a cell; None if there is none, or if it is to be computed anew.
 
-        is_known: raise DamagedError if it is damaged (`Stage.known`).
+        is_known: raise ValueError if it is damaged (`Stage.known`).
         """
         directory = self._workdir / cell.path
         try:
             result = store.read(directory, cell.until)
         except store.DamagedError as error:
+            if is_known and cell.until is not None:  # a training that is past this step does not return to it
+                raise ValueError(f"{error.damage}: delete {directory} to train it again") from error
             if is_known:
                 raise
             self._tell(f"{error.damage}; computing {cell.name} anew")

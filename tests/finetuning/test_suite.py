@@ -84,6 +84,8 @@ def calls(monkeypatch, tmp_path):
     def run_trial(one, config, start, splits, directory, keep, labels):
         directory.mkdir(parents=True, exist_ok=True)
         if calls.fails(one):
+            for folder in ("checkpoints", "weights"):  # whose predictions are no numbers
+                (directory / folder).mkdir()
             raise NonFiniteError("task_loss is not finite at step 3")
         calls.append(f"{one.task}/{directory.name}")
         if len(calls) == calls.stop:
@@ -226,12 +228,14 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
     settings = {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"}
     calls.stop, config = 5, config_files.load(source, settings)
     with pytest.raises(KeyboardInterrupt):
-        comparison.finetune(config, epath.Path(tmp_path / "w"), "3/3")
+        comparison.finetune(config, epath.Path(tmp_path / "w"))
     assert len(calls) == 5
-    for part in ("3/3", "1/3", "2/3"):
-        reported = comparison.finetune(config, epath.Path(tmp_path / "w"), part)
+    comparison.finetune(config, epath.Path(tmp_path / "w"))
     check()
-    assert reported is not None and len(calls) == len(scores) + 1
+    (folder / min(scores, key=scores.__getitem__) / "weights").mkdir()  # of a process that did not know a better trial
+    comparison.finetune(config, epath.Path(tmp_path / "w"))
+    check()
+    assert len(calls) == len(scores) + 1
 
 
 def test_a_sweep_may_grow_and_other_settings_may_not(train, calls):
@@ -395,21 +399,32 @@ def test_a_changed_digit_is_named_and_the_trial_trained_again(train, tmp_path, c
 
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(train, tmp_path, data, calls, monkeypatch):
     failing = {"head_dropout": 0.1, "warmup_steps": 0}
-    calls.fails = lambda one: one.learning_rate == 9.0 or (one.swept == failing and one.seed == 1)
+    failures = []
+
+    def fails(one):
+        if one.learning_rate == 9.0 or (one.swept == failing and one.seed == 1):
+            failures.append(one)
+            return True
+        return False
+
+    calls.fails = fails
     for _ in range(2):
-        chosen = train(**SWEPT)["sst2"]
+        chosen = train(**SWEPT, keep="best")["sst2"]
         assert [tuple(point.swept.values()) for point in chosen.points] == [(0.0, 0), (0.0, 1), (0.1, 1)]
         assert len(chosen.notes) == 1 and "seed 1 failed: task_loss is not finite" in chosen.notes[0]
         assert len(calls) == 11
     place = tmp_path / "w" / "sst2" / "lr2e-05-bs32-head_dropout0.1-warmup_steps0-seed1"
+    assert not [path for path in place.iterdir() if path.is_dir()]
     failed = stored.facts(place)
     assert failed["swept"] == failing and "metrics" not in failed
-    made = suite.prepare(config(tmp_path, data, **SWEPT), epath.Path(tmp_path / "w"))
+    made = suite.prepare(config(tmp_path, data, **SWEPT, keep="best"), epath.Path(tmp_path / "w"))
     point = chosen.best.swept
     assert [path.name for path in attacked.Arm(made, {"sst2": chosen}).trials("sst2")] == [
         f"lr2e-05-bs32-head_dropout{point['head_dropout']:g}-warmup_steps{point['warmup_steps']}-seed{seed}"
         for seed in range(3)
     ]
+    suite.train([suite.prepare(made.config, made.root, retry=True)], retry=True)
+    assert len(calls) == 11 and len(failures) == 3
     with pytest.raises(ValueError, match="every point of the sweep of sst2 failed"):
         train(at="others", **{"tasks.sst2.learning_rates": (9.0,)})
 

@@ -339,6 +339,14 @@ def test_losses_and_outputs_that_are_no_numbers(tmp_path, one_device):
             predicting.predicted(run.data.task, run.data.validation, [np.full(2, value)] * 10)
 
 
+def test_a_metric_that_is_no_number(tmp_path, one_device, monkeypatch):
+    """Such as that of a user's own function."""
+    monkeypatch.setattr(predicting.kinds, "evaluate", lambda *_: {"accuracy": float("nan")})
+    with pytest.raises(NonFiniteError, match="accuracy"):
+        Setting()(tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_what_cannot_be_is_refused_before_training(tmp_path, one_device):
     splits = tasks.splits("classification")
     unlabelled = dataclasses.replace(splits, validation=splits.others["test"])
