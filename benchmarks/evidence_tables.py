@@ -19,7 +19,6 @@ import record
 from evidence import Line
 from finetuning_evidence import ARMS, record_of
 
-from ag_jax.analysis import markdown
 from ag_jax.data.tasks import catalogue
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
@@ -106,7 +105,7 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
             shown = [f"{name}{WHERE[split]}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
             rows.append([*shown, *pages.difference_cells(found.get(arm, {}).get(split), 1), str(low)])
     header = (first, "seeds", "score", *pages.DIFFERENCE, "seeds at chance")
-    return markdown.table(header, rows)
+    return pages.table(header, rows)
 
 
 def against_asa(lines: Sequence[Line], task: str) -> list[str]:
@@ -121,7 +120,7 @@ def against_asa(lines: Sequence[Line], task: str) -> list[str]:
         for split, difference in by_split.items()
     ]
     title = "Other attacks, and masks that are not learned, minus `asa`:"
-    return [title, "", *markdown.table(("arm", *pages.DIFFERENCE), rows)] if rows else []
+    return [title, "", *pages.table(("arm", *pages.DIFFERENCE), rows)] if rows else []
 
 
 def masked(lines: Sequence[Line]) -> list[str]:
@@ -139,7 +138,7 @@ def masked(lines: Sequence[Line]) -> list[str]:
     ]
     header = ("task", "arm", "all layers", *(f"layer {layer + 1}" for layer in range(layers)))
     title = "Units (pairs of tokens) that were masked in the last fifth of training:"
-    return [title, "", *markdown.table(header, rows)]
+    return [title, "", *pages.table(header, rows)]
 
 
 def tables(lines: Sequence[Line]) -> Iterator[str]:

@@ -34,10 +34,9 @@ from guidance_evidence import (
     WARMUPS,
 )
 
-from ag_jax.analysis import markdown
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
-from ag_jax.pretraining.search.report import robustness_table
+from ag_jax.pretraining.search.report import robustness
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/reproduction.md"
@@ -139,14 +138,14 @@ def by_block(numbers: Numbers, digits: int) -> list[str]:
         ]
         for block in blocks()
     ]
-    return markdown.table(("positions", "norm", "optimizer", "none", "all", *pages.DIFFERENCE), rows)
+    return pages.table(("positions", "norm", "optimizer", "none", "all", *pages.DIFFERENCE), rows)
 
 
 def of_effects(numbers: Numbers, digits: int) -> list[str]:
     """Return the lines of a table with the effect of each factor."""
     found = tested({name: contrast(numbers, signs) for name, signs in effects().items()})
     rows = [[name, *pages.difference_cells(of, digits)] for name, of in found.items()]
-    return markdown.table(("effect", *pages.DIFFERENCE), rows)
+    return pages.table(("effect", *pages.DIFFERENCE), rows)
 
 
 def alone(losses: Numbers) -> list[str]:
@@ -162,7 +161,7 @@ def alone(losses: Numbers) -> list[str]:
         for arm in (*PATTERNS, "all"):
             cells_of = pages.difference_cells(found[str((block, arm))], 3)
             rows.append([positions, arm, shown(losses.get((*block, arm), {}), 3), *cells_of])
-    return markdown.table(("positions", "guided by", LOSS, *pages.DIFFERENCE), rows)
+    return pages.table(("positions", "guided by", LOSS, *pages.DIFFERENCE), rows)
 
 
 def plateau(lines: Sequence[Line]) -> list[str]:
@@ -191,7 +190,7 @@ def plateau(lines: Sequence[Line]) -> list[str]:
         "% on targets, none",
         "% on targets, all",
     )
-    return markdown.table(header, rows)
+    return pages.table(header, rows)
 
 
 def by_rate(lines: Sequence[Line]) -> list[str]:
@@ -217,7 +216,7 @@ def by_rate(lines: Sequence[Line]) -> list[str]:
             for positions in POSITIONS
             for arm in ARMS
         ]
-        text += [f"{optimizer}:", "", *markdown.table(("positions", "guided by", *map(str, rates)), rows)]
+        text += [f"{optimizer}:", "", *pages.table(("positions", "guided by", *map(str, rates)), rows)]
     return text
 
 
@@ -247,7 +246,7 @@ def by_depth(lines: Sequence[Line]) -> list[str]:
     ]
     header = ("layers", "warm-up", *DEPTH_ARMS, *pages.DIFFERENCE, *(f"left at, {arm}" for arm in DEPTH_ARMS))
     title = f"The effect of {WARMUPS[1]} steps of warm-up on the validation loss of these runs:"
-    return [*markdown.table(header, rows), title, "", *of_warmup(losses)]
+    return [*pages.table(header, rows), title, "", *of_warmup(losses)]
 
 
 def of_warmup(losses: Numbers) -> list[str]:
@@ -261,7 +260,7 @@ def of_warmup(losses: Numbers) -> list[str]:
         }
     )
     rows = [[str(layers), arm, *pages.difference_cells(found[str((layers, arm))], 3)] for layers, arm in of]
-    return markdown.table(("layers", "arm", *pages.DIFFERENCE), rows)
+    return pages.table(("layers", "arm", *pages.DIFFERENCE), rows)
 
 
 def tables(
@@ -302,8 +301,9 @@ def tables(
         yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
     if search is not None:
         yield "**Robustness to hyperparameters** of the quickstart's model (`ag/section4_5_search:scale=small`)."
-        for line in robustness_table(search):
-            yield from [line] if line.startswith("|") else textwrap.wrap(line, 118) or [""]
+        for block in robustness(search):
+            yield textwrap.fill(block, 118) if isinstance(block, str) else block.markdown()
+            yield ""
 
 
 def recorded() -> list[Any]:

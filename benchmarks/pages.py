@@ -1,8 +1,9 @@
 """Tables that programs write into pages, between two marked lines."""
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ag_jax.analysis.tables import Table
 from ag_jax.evaluation.significance import PairedDifference
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -31,6 +32,11 @@ def write(page: str, program: str, lines: Iterable[str]) -> None:
     """Write the tables of a program into a page; see `with_tables`."""
     path = ROOT / page
     path.write_text(with_tables(path.read_text(), page, program, lines))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table in Markdown, and an empty line."""
+    return [Table(header, rows).markdown(), ""]
 
 
 def difference_cells(difference: PairedDifference | None, digits: int) -> list[str]:

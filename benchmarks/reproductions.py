@@ -24,7 +24,6 @@ from typing import Any
 import evidence
 import pages
 
-from ag_jax.analysis import markdown
 from ag_jax.settings import config_files
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -204,7 +203,7 @@ def table() -> str:
                 what = _IN_PARENTHESES.sub("", docstring(config).split("\n", 1)[0]).rstrip(".")
                 runs = [", ".join(links.get((config, small), ["no"])) for small in (True, False)]
                 of_paper.append([shown(names), what, f"`{command(config)}`", *runs])
-        lines += [f"**{title}**", "", *markdown.table(HEADER, of_paper)]
+        lines += [f"**{title}**", "", *pages.table(HEADER, of_paper)]
     return "\n".join(lines)
 
 

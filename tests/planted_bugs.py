@@ -264,8 +264,8 @@ BUGS = (
     Bug(
         "stored scores are shown although sacreBLEU's seed has changed",
         "ag_jax/pretraining/scores.py",
-        'if is_translated and _is_scored(stored.get("scores"), tokenize):',
-        "if is_translated:",
+        "store.digest(translation.signatures(tokenize=self.tokenize))",
+        "store.digest(self.tokenize)",
         "tests/pretraining/test_scores.py",
     ),
     Bug(

@@ -358,8 +358,8 @@ def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monk
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
     )
     assert patterns == [["next"]]  # that guides heads of the encoder
-    assert drawn[1] == "figures/cross_attention.png" and page[1] == "figures/maps.html"
-    assert [view["name"] for view in views_of(tmp_path / page[1])] == ["base, step 0", "ag, step 0"]
+    assert drawn.path == "figures/cross_attention.png" and page.path == "figures/maps.html"
+    assert [view["name"] for view in views_of(tmp_path / page.path)] == ["base, step 0", "ag, step 0"]
     (maps,) = shown
     own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
     tokens = TOKENIZER.tokens(TOKENIZER.encode(own)[:15])

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import DASH, Section, percent
+from ag_jax.analysis.tables import Table
 
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
 END = 0.2  # fraction at the end of training over which the masked share is averaged
@@ -90,8 +91,8 @@ def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
     return MaskedShare(np.array([begins[step] for step in steps]), np.array(steps), share_S, share_SN)
 
 
-def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> list[str]:
-    """Return the lines of a Markdown section on the shares of query-key pairs masked at the end of training.
+def masked_section(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> Section:
+    """Return a report's section on the shares of query-key pairs masked at the end of training.
 
     header: names of the first columns.
     shares: {cells of the first columns: share of masked units}, as fractions; the table has per cent.
@@ -102,15 +103,15 @@ def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> li
     for key, share in shares.items():
         overall, share_N = share.at_end
         first, last = share.late_steps
-        cells = [f"{first:,} to {last:,}", *(f"{100 * value:.1f}" for value in (overall, *share_N))]
-        rows.append([*key, *cells, *["–"] * (layers - len(share_N))])
+        cells = [f"{first:,} to {last:,}", *map(percent, (overall, *share_N))]
+        rows.append([*key, *cells, *[DASH] * (layers - len(share_N))])
     explained = (
         "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked "
         "at the end of training, as a mean over the seeds. The steps are those of the logged rows that lie in "
         "the last fifth of training, or of the last row if none does. "
         "Where an adversary masks more, the model is more vulnerable."
     )
-    return ["## What was masked", "", explained, "", *table(columns, rows)]
+    return Section("What was masked", [explained, Table(columns, rows)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,19 +134,18 @@ class Temperatures:
     plain: float | None = None
 
 
-def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
-    """Return the lines of a Markdown section: task scores by tau, the temperature of adversarial self-attention."""
+def temperature_section(by_task: Mapping[str, Temperatures]) -> Section:
+    """Return a report's section on task scores by tau, the temperature of adversarial self-attention."""
     taus = sorted({tau for scores in by_task.values() for tau in scores.taus})
     columns = ["Task", "Metric", *(f"tau = {tau:g}" for tau in taus), "Without an attack"]
     rows = []
     for task, scores in by_task.items():
         cells = {
-            tau: f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+            tau: percent(mean) + ("" if deviation is None else f" ± {percent(deviation)}")
             for tau, mean, deviation in zip(scores.taus, scores.means, scores.deviations, strict=True)
         }
-        plain = "–" if scores.plain is None else f"{100 * scores.plain:.1f}"
-        rows.append([task, scores.metric, *(cells.get(tau, "–") for tau in taus), plain])
+        rows.append([task, scores.metric, *(cells.get(tau, DASH) for tau in taus), percent(scores.plain)])
     explained = (
         "The lower the temperature tau, the less a masked unit costs the adversary, and the stronger it attacks."
     )
-    return ["## Scores against the temperature", "", explained, "", *table(columns, rows)]
+    return Section("Scores against the temperature", [explained, Table(columns, rows)])

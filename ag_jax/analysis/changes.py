@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax.analysis import maps, markdown, tables
+from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
+from ag_jax.analysis.report import DASH
+from ag_jax.analysis.tables import Table
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
@@ -194,30 +196,24 @@ def _passes(
 
 def change_table(change_N: np.ndarray, method: str) -> str:
     """Return a printable table of how far the attack `method` changes attention, with a row for each layer."""
-    table = tables.new_table()
-    table.add_column("layer", justify="right", no_wrap=True)
-    table.add_column("change", justify="right", no_wrap=True)
-    for layer, value in enumerate(change_N):
-        table.add_row(str(layer + 1), _two_digits(value), end_section=layer == len(change_N) - 1)
-    table.add_row("mean", _two_digits(change_N.mean()))
-    return "\n".join([f"Attack {method}: {EXPLAINED}", *tables.printed(table)])
+    rows = [[str(layer), _two_digits(value)] for layer, value in enumerate(change_N, 1)]
+    table = Table(["layer", "change"], [*rows, ["mean", _two_digits(change_N.mean())]])
+    return f"Attack {method}: {EXPLAINED}\n{table.terminal(totals=1)}"
 
 
-def change_section(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np.ndarray]]) -> list[str]:
-    """Return the lines of a Markdown section on how far attacks change each layer's attention; [] without rows.
+def changes_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np.ndarray]]) -> Table:
+    """Return a table of how far attacks change each layer's attention.
 
     header: names of the first columns.
     rows: (cells of the first columns, change of each layer).
     """
-    if not rows:
-        return []
     layers = max(len(change_N) for _, change_N in rows)
     columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
     cells_of_rows = []
     for cells, change_N in rows:
         values = [_two_digits(value) for value in (change_N.mean(), *change_N)]
-        cells_of_rows.append([*cells, *values, *["–"] * (layers - len(change_N))])
-    return ["## How far attacks change attention", "", *markdown.table(columns, cells_of_rows)]
+        cells_of_rows.append([*cells, *values, *[DASH] * (layers - len(change_N))])
+    return Table(columns, cells_of_rows)
 
 
 def _two_digits(value: float) -> str:

@@ -18,9 +18,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.text import Text
 
-from ag_jax.analysis import tables
+from ag_jax.analysis.tables import Table
 from ag_jax.attention import patterns
 from ag_jax.attention.assignment import Assignment, is_usable
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
@@ -506,21 +505,22 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     columns += [(name, ~is_guided_NH, maps.unguided) for name in masses if not is_guided_NH.all()]
     # A column's header names its heads in the first layer that has any; guided layers come first.
     order = sorted(range(layers), key=lambda layer: not is_guided_NH[layer].any())
-
-    table = tables.new_table()
-    table.add_column("\n\nlayer", justify="right", no_wrap=True)
+    header = ["\n\nlayer"]
     for name, members_NH, kind in columns:
         members = next(np.flatnonzero(members_NH[layer]) for layer in order if members_NH[layer].any())
-        table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
+        header.append(f"{kind}\n{title(name)}\n{_span(members)}")
+    rows = []
     for layer in range(layers):
         cells = [
             _number(masses[name][layer, members_NH[layer]].mean()) if members_NH[layer].any() else ""
             for name, members_NH, _ in columns
         ]
-        table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
+        rows.append([str(layer + 1), *cells])
     windows = maps.window_of_layer
-    for window, label in chance_labels(windows).items():
-        table.add_row(label, *(_number(by_name[name].chance_N[windows.index(window)]) for name, _, _ in columns))
+    chance = [
+        [label, *(_number(by_name[name].chance_N[windows.index(window)]) for name, _, _ in columns)]
+        for window, label in chance_labels(windows).items()
+    ]
     size = {
         "encoder": f"{len(maps.tokens)} tokens",
         "decoder": f"{len(maps.tokens)} tokens that it reads",
@@ -528,7 +528,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     }[maps.kind]
     more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
     lines = [f"{maps.title}: attention mass on the patterns' targets, for {size}{more}"]
-    lines += tables.printed(table)
+    lines.append(Table(header, [*rows, *chance]).terminal(totals=len(chance)))
     if assignment.where:
         lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
     local = [str(layer + 1) for layer in range(layers) if windows[layer] is not None]

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.text import Text
 
-from ag_jax.analysis import maps, tables
+from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel, chance_labels
+from ag_jax.analysis.tables import Table
 from ag_jax.attention.visibility import band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
@@ -142,20 +142,10 @@ def shares_table(attention: AttentionMaps) -> str:
     by_layer, tokens = shares_of_maps(attention), len(attention.tokens)
     labels, count = chance_labels(attention.window_of_layer), stripe_count(tokens)
     chance = uniform_shares(tokens, tuple(labels))
-    table = tables.new_table()
-    table.add_column("layer", justify="right", no_wrap=True)
-    for label in LABELS.values():
-        table.add_column(Text(label), justify="right", no_wrap=True)
-    layers = len(by_layer.diagonal)
-    for layer in range(layers):
-        cells = [f"{values[layer]:.2f}" for values in by_layer]
-        table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    for row, label in enumerate(labels.values()):
-        table.add_row(label, *(f"{values[row]:.2f}" for values in chance))
+    rows = [[str(layer), *(f"{value:.2f}" for value in of)] for layer, of in enumerate(zip(*by_layer, strict=True), 1)]
+    rows += [[label, *(f"{values[row]:.2f}" for values in chance)] for row, label in enumerate(labels.values())]
     columns = "column" if count == 1 else f"{count} columns"
-    lines = [
+    return (
         f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "
-        "heads",
-        *tables.printed(table),
-    ]
-    return "\n".join(lines)
+        f"heads\n{Table(['layer', *LABELS.values()], rows).terminal(totals=len(labels))}"
+    )

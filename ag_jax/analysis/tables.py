@@ -1,21 +1,49 @@
-"""Tables of numbers for the terminal."""
+"""Tables of texts, as Markdown and for the terminal."""
 
+import dataclasses
 import io
+import re
+from collections.abc import Iterable, Sequence
 
+import rich.table
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 
-def new_table() -> Table:
-    """Return an empty `rich` table in the style of the tables that ag-jax prints."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table whose cells are texts.
+
+    header: names of the columns.
+    rows: texts of the cells, as many in each row as in `header`.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        lines = [_line(cells) for cells in (self.header, *self.rows)]
+        return "\n".join([lines[0], "|---" * len(self.header) + "|", *lines[1:]])
+
+    def terminal(self, totals: int = 0) -> str:
+        """Return the table as aligned lines, without spaces at their ends.
+
+        totals: number of rows at the end that an empty line sets apart from the others.
+        """
+        table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in self.header:
+            table.add_column(Text(name), justify="right", no_wrap=True)
+        for number, cells in enumerate(self.rows, 1):
+            table.add_row(*map(Text, cells), end_section=number == len(self.rows) - totals)
+        # Wide enough that rich wraps no row: the text may go to a file or a narrow terminal.
+        text = io.StringIO()
+        Console(file=text, width=1000, color_system=None, force_jupyter=False).print(table)
+        return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
-def printed(table: Table) -> list[str]:
-    """Return a `rich` table as lines of text, without spaces at their ends."""
-    # Wide enough that rich wraps no row: the text may go to a file or a narrow terminal.
-    text = io.StringIO()
-    console = Console(file=text, width=1000, color_system=None, force_jupyter=False)
-    console.print(table)
-    return [line.rstrip() for line in text.getvalue().rstrip().splitlines()]
+def _line(cells: Iterable[str]) -> str:
+    # A bare bar would end the cell, even inside code.
+    escaped = (re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -14,6 +14,7 @@ from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
+from ag_jax.analysis.report import Figure, Section
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
 from ag_jax.finetuning import attack
 from ag_jax.finetuning.plan import Suite
@@ -96,29 +97,27 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
     return by_task
 
 
-def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
-    """Return the report's sections on attacks as lines of Markdown, and draw the figures in `workdir/figures`.
+def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[Section]:
+    """Return the report's sections on attacks, and draw their figures in `workdir/figures`; [] without attacks.
 
     numbers: the content of report.json, to which the masked shares and the change of attention are added.
-
-    Returns no lines if no arm was attacked.
     """
-    lines, shares, by_task = [], masked_shares(arms), temperatures(arms, numbers)
+    found, shares, by_task = [], masked_shares(arms), temperatures(arms, numbers)
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
         path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
-        lines += attacks.masked_table(["Task", "Arm"], shares) + _image("Masked share", path)
+        found += [_with_figure(attacks.masked_section(["Task", "Arm"], shares), "Masked share", path)]
     if by_task:
         path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
-        lines += attacks.temperature_table(by_task) + _image("Scores against the temperature", path)
-    return lines + _changes(arms, numbers) + _maps(arms, workdir)
+        found += [_with_figure(attacks.temperature_section(by_task), "Scores against the temperature", path)]
+    return found + _changes(arms, numbers) + _maps(arms, workdir)
 
 
-def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[str]:
-    """Return the report's lines about how far attacks change attention, and add the changes to `numbers`.
+def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[Section]:
+    """Return a list with the section on how far attacks change attention, and add the changes to `numbers`.
 
-    They are of the arms that were trained under an attack and saved weights, on development examples.
+    They are of the arms that were trained under an attack and saved weights, on development examples; [] if none did.
     """
     rows = []
     for task in next(iter(arms.values())).chosen:
@@ -133,16 +132,18 @@ def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[str]:
             change_N = attack.change_on_examples(tuned, predicted.task, predicted.examples, settings, guidance)
             numbers["tasks"][task]["arms"][name]["attention_change"] = change_N.tolist()
             rows.append(([task, name], change_N))
-    lines = changes.change_section(["Task", "Arm"], rows)
+    if not rows:
+        return []
     explanation = (
         f"{changes.EXPLAINED}, over the first {attack.EXAMPLES} development examples: the model of the first seed, "
         "without dropout, under the attack of its own training, with the examples' labels."
     )
-    return [*lines, explanation, ""] if lines else []
+    table = changes.changes_of_layers(["Task", "Arm"], rows)
+    return [Section("How far attacks change attention", [table, explanation])]
 
 
-def _image(caption: str, path: epath.Path) -> list[str]:
-    return [f"![{caption}](figures/{path.name})", ""]
+def _with_figure(section: Section, caption: str, path: epath.Path) -> Section:
+    return Section(section.title, [*section.blocks, Figure(caption, f"figures/{path.name}")])
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
@@ -162,13 +163,13 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
     }
 
 
-def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Draw attention maps for each task that an arm was trained on under attack; return the report's lines about them.
+def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[Section]:
+    """Draw attention maps for each task that an arm was trained on under attack; return a list with their section.
 
     The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6), of
     the texts in `PAPERS_TEXTS` or else of one development example.
     """
-    lines = []
+    figures = []
     for task, of_first in next(iter(arms.values())).chosen.items():
         if all(arm.attack(task).method == "none" for arm in arms.values()):
             continue
@@ -183,13 +184,14 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         for layer, (text, head) in panels.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
             caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
-            lines += _image(caption, plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}"))
+            plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}")
+            figures.append(Figure(caption, f"figures/{path.name}"))
     explanation = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "
         "`attacked` shows the attention that the adversary of the same epoch leaves."
     )
-    return ["## Attention after training", "", explanation, "", *lines] if lines else []
+    return [Section("Attention after training", [explanation, *figures])] if figures else []
 
 
 def _columns(

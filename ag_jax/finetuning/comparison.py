@@ -4,20 +4,18 @@ The report is `report.md` and `report.json`, with the files of predictions for b
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+from ag_jax.analysis.report import Report
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.evaluation.significance import over_seeds
-from ag_jax.finetuning import attacked, report, results, submission, suite
+from ag_jax.finetuning import attacked, report, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.plan import Suite
 from ag_jax.pretraining import arms, run_directory
-from ag_jax.pretraining.report import differences_json
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
 
@@ -135,25 +133,16 @@ def _write_report(
     configs = {arm: of_arm.suite.config for arm, of_arm in trained.items()}
     chosen = {arm: of_arm.chosen for arm, of_arm in trained.items()}
     baseline, first = next(iter(configs.items()))
-    tasks: dict[str, dict[str, Any]] = {}
+    notes: dict[str, list[str]] = {}
     for name, of_baseline in chosen[baseline].items():
-        notes = list(of_baseline.notes)
+        notes[name] = list(of_baseline.notes)
         for arm, of_arm in chosen.items():
             # Arms share the notes on a task's splits, so what the baseline has noted is not repeated.
-            notes += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
+            notes[name] += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
             directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
-            notes += [
+            notes[name] += [
                 note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])
             ]
-        tasks[name] = {
-            "metric": of_baseline.task.metric,
-            "kind": of_baseline.task.kind,
-            "arms": {
-                arm: results.of_arm(of_arm[name], None if arm == baseline else of_baseline)
-                for arm, of_arm in chosen.items()
-            },
-            "notes": notes,
-        }
     numbers = {
         "title": first.title,
         "command": arms.command(verb, base),
@@ -161,22 +150,9 @@ def _write_report(
         "arms": list(configs),
         "baseline": baseline,
         **({"overridden": list(overridden)} if overridden else {}),
-        "tasks": tasks,
-        "differences": differences_json(
-            over_seeds(
-                {
-                    arm: {
-                        name: report.headline(task["arms"][arm], task["metric"])["values"]
-                        for name, task in tasks.items()
-                    }
-                    for arm in configs
-                }
-            )
-        ),
+        **report.numbers(chosen, notes),
     }
-    # Before report.json is written, because `sections` adds the masked shares to `numbers`.
-    sections = attacked.sections(trained, numbers, workdir)
+    # Before the report is written, because `attacked.sections` adds the masked shares to `numbers`.
     flat = {arm: schema.flat(schema.to_dict(config)) for arm, config in configs.items()}
-    storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
-    storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")
-    return workdir / "report.md"
+    sections = report.sections(numbers, flat, attacked.sections(trained, numbers, workdir))
+    return Report(first.title, numbers["command"], numbers, sections, overridden).write(workdir)

@@ -1,49 +1,77 @@
-"""The Markdown report of `ag-jax finetune`: tables of scores, significance tests, sweeps, example counts and times.
+"""The report of fine-tuning: its numbers, and sections on scores, significance tests, sweeps, examples and times.
 
-`numbers` is the content of report.json. Metrics are fractions there, and percentages in the tables.
+Metrics are fractions in the numbers, the content of report.json, and percentages in the tables.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax.analysis.markdown import table
-from ag_jax.evaluation.significance import SIGNIFICANT
-from ag_jax.pretraining.report import (
+from ag_jax.analysis.report import (
+    DASH,
     DIFFERENCE_EXPLAINED,
     DIFFERENCE_HEADER,
+    Block,
+    Section,
     difference_cells,
-    flag_warnings,
-    settings_table,
+    differences_json,
+    percent,
+    settings_section,
 )
+from ag_jax.analysis.tables import Table
+from ag_jax.evaluation.significance import SIGNIFICANT, over_seeds
+from ag_jax.finetuning import results
+from ag_jax.finetuning.results import Chosen
 
 ReportFigures = dict[str, Any]
 
 
-def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], sections: Sequence[str] = ()) -> str:
-    """Return the report of `ag-jax finetune` as Markdown: tables of scores, sweeps and settings, with `sections`.
+def numbers(chosen: Mapping[str, Mapping[str, Chosen]], notes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the numbers of each task and arm, and the differences of arms from the first one, as JSON values.
+
+    chosen: the results of each arm, by task; the baseline first.
+    notes: the notes on each task.
+    """
+    baseline, of_baseline = next(iter(chosen.items()))
+    tasks: dict[str, dict[str, Any]] = {
+        name: {
+            "metric": of_task.task.metric,
+            "kind": of_task.task.kind,
+            "arms": {
+                arm: results.of_arm(of_arm[name], None if arm == baseline else of_task)
+                for arm, of_arm in chosen.items()
+            },
+            "notes": list(notes[name]),
+        }
+        for name, of_task in of_baseline.items()
+    }
+    scores = {
+        arm: {name: headline(task["arms"][arm], task["metric"])["values"] for name, task in tasks.items()}
+        for arm in chosen
+    }
+    return {"tasks": tasks, "differences": differences_json(over_seeds(scores))}
+
+
+def sections(
+    numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], of_attacks: Sequence[Section] = ()
+) -> list[Section]:
+    """Return the sections of the report of `ag-jax finetune`.
 
     numbers: the content of report.json.
     settings: the flat settings of each arm.
-    sections: further lines, inserted below the tables of scores.
+    of_attacks: the sections on attacks (`attacked.sections`).
     """
     arms = numbers["arms"]
-    lines = [
-        f"# {numbers['title']}",
-        "",
-        f"`{numbers['command']}`",
-        "",
-        *flag_warnings(numbers.get("overridden", ())),
+    several, notes = len(arms) > 1, _notes(numbers)
+    return [
+        _scores(numbers, arms, settings),
+        *([_significance(numbers, arms)] if several else []),
+        _all_metrics(numbers, arms),
+        *of_attacks,
+        _sweeps(numbers, arms),
+        _counts(numbers, arms),
+        *([Section("Notes", ["\n".join(notes)])] if notes else []),
+        *([settings_section(settings)] if several else []),
     ]
-    lines += _scores(numbers, arms, settings) + _significance(numbers, arms) + _all_metrics(numbers, arms)
-    lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
-    if len(arms) > 1:
-        lines += ["## What differs between the arms", "", *settings_table(settings)]
-    return "\n".join(lines)
-
-
-def percent(value: float) -> str:
-    """Format a fraction as a percentage with one decimal, without the sign %."""
-    return f"{100 * value:.1f}"
 
 
 def cell(summary: Mapping[str, Any]) -> str:
@@ -80,20 +108,21 @@ def _last_epochs(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any
     return f", but of {', '.join(tasks)} the last epoch, the only one that was evaluated" if tasks else ""
 
 
-def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> Section:
     seeds, several_seeds = numbers["seeds"], len(numbers["seeds"]) > 1
     over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
-    lines = ["## Scores", ""]
-    lines += [
-        f"Mean ± standard deviation {over}, and in brackets the median." if several_seeds else f"One seed ({seeds[0]})."
-    ]
     points = {len(of_arm["sweep"]) for task in numbers["tasks"].values() for of_arm in task["arms"].values()}
     of_sweep = "of every sweep the point with the best median on the development set, " if max(points) > 1 else ""
     epoch = f"of every trial the epoch that was best on the development set{_last_epochs(numbers, settings)}"
-    lines += [f"Shown is {of_sweep}{epoch}."]
+    blocks: list[Block] = [
+        f"Mean ± standard deviation {over}, and in brackets the median."
+        if several_seeds
+        else f"One seed ({seeds[0]}).",
+        f"Shown is {of_sweep}{epoch}.",
+    ]
     if len(arms) > 1:
         p = f"p < {SIGNIFICANT:g}"
-        lines += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
+        blocks += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
     rows = []
     for name, task in numbers["tasks"].items():
         scores = {arm: headline(task["arms"][arm], task["metric"]) for arm in arms}
@@ -103,7 +132,7 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
         ]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *cells])
         rows += _further_rows(name, task, arms)
-    return [*lines, "", *table(["Task", "Metric", "Set", *arms], rows)]
+    return Section("Scores", [*blocks, Table(["Task", "Metric", "Set", *arms], rows)])
 
 
 def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[list[str]]:
@@ -112,14 +141,12 @@ def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[l
     names = dict.fromkeys(split for arm in arms for split in of_arms[arm]["splits"] if split.startswith("test"))
     summaries = {split: [of_arms[arm]["splits"].get(split, {}).get(metric) for arm in arms] for split in names}
     return [
-        [name, metric, split, *("–" if summary is None else cell(summary) for summary in of_split)]
+        [name, metric, split, *(DASH if summary is None else cell(summary) for summary in of_split)]
         for split, of_split in summaries.items()
     ]
 
 
-def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
-    if len(arms) == 1:
-        return []
+def _significance(numbers: ReportFigures, arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         base = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
@@ -127,23 +154,20 @@ def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
             p_value = task["arms"][arm]["p_value"]["examples"]
             difference = f"{100 * (headline(task['arms'][arm], task['metric'])['mean'] - base):+.1f}"
             if of_arm[name] is None:
-                cells = [difference, *["–"] * (len(DIFFERENCE_HEADER) - 1)]
+                cells = [difference, *[DASH] * (len(DIFFERENCE_HEADER) - 1)]
             else:
                 cells = difference_cells(of_arm[name], scale=100, digits=1)
-            rows.append([name, arm, *cells, "–" if p_value is None else f"{p_value:.2g}"])
-    return [
-        "## Differences",
-        "",
+            rows.append([name, arm, *cells, DASH if p_value is None else f"{p_value:.2g}"])
+    explained = (
         f"Against {numbers['baseline']}, differences of means. A test over seeds needs two or more, and differences "
         f"that are not all the same. {DIFFERENCE_EXPLAINED} Over examples the score of each is its mean over seeds: "
         "right or not, minus the squared error of a number, F1 of an answer, and of a tagged sentence, whose entities' "
-        "F1 is no mean over sentences, the part of its words that are right.",
-        "",
-        *table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows),
-    ]
+        "F1 is no mean over sentences, the part of its words that are right."
+    )
+    return Section("Differences", [explained, Table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows)])
 
 
-def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
+def _all_metrics(numbers: ReportFigures, arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         for split in dict.fromkeys(split for of_arm in task["arms"].values() for split in of_arm["splits"]):
@@ -154,17 +178,18 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
                     of_arm = task["arms"][arm]
                     together = of_arm["ensemble"].get(split, {}).get(metric)
                     summary = of_arm["splits"].get(split, {}).get(metric)
-                    text = "–" if summary is None else cell(summary)
+                    text = DASH if summary is None else cell(summary)
                     row.append(text if together is None else f"{text}; together {percent(together)}")
                 rows.append(row)
-    several_seeds = len(numbers["seeds"]) > 1
-    explanation = (
-        ["*Together* is the ensemble of the seeds' models, whose scores are averaged.", ""] if several_seeds else []
-    )
-    return ["## All sets and metrics", "", *explanation, *table(["Task", "Set", "Metric", *arms], rows)]
+    explained = ["*Together* is the ensemble of the seeds' models, whose scores are averaged."]
+    blocks: list[Block] = [
+        *(explained if len(numbers["seeds"]) > 1 else []),
+        Table(["Task", "Set", "Metric", *arms], rows),
+    ]
+    return Section("All sets and metrics", blocks)
 
 
-def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
+def _sweeps(numbers: ReportFigures, arms: list[str]) -> Section:
     rows = []
     points = [
         point for task in numbers["tasks"].values() for of_arm in task["arms"].values() for point in of_arm["sweep"]
@@ -179,17 +204,17 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
                     f"{mark}{values}{mark}" for values in (f"{point['learning_rate']:g}", percent(point["median"]))
                 )
                 swept = point.get("swept", {})
-                values = [f"{swept[swept_name]:g}" if swept_name in swept else "–" for swept_name in swept_names]
+                values = [f"{swept[swept_name]:g}" if swept_name in swept else DASH for swept_name in swept_names]
                 point_cells = [rate, str(point["batch_size"]), *values]
                 rows.append([name, arm, *point_cells, median, cell(point), str(point["n"]), epochs])
     # A column for each setting that some task sweeps; the others have a dash there.
     columns = [swept_name.replace("_", " ").capitalize() for swept_name in swept_names]
     header = ["Task", "Arm", "Learning rate", "Batch", *columns]
     header += ["Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
-    return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *table(header, rows)]
+    return Section("Sweeps", ["On the development set; what was chosen is bold.", Table(header, rows)])
 
 
-def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
+def _counts(numbers: ReportFigures, arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         for arm in arms:
@@ -208,9 +233,8 @@ def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
     ]
     header += ["Malformed, left out", "Trials", "Seconds"]
     explanation = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
-    return ["## Examples and times", "", explanation, "", *table(header, rows)]
+    return Section("Examples and times", [explanation, Table(header, rows)])
 
 
 def _notes(numbers: ReportFigures) -> list[str]:
-    notes = [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
-    return ["## Notes", "", *notes, ""] if notes else []
+    return [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]

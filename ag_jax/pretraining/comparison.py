@@ -2,16 +2,16 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from ag_jax.analysis import attacks, maps
+from ag_jax.analysis import attacks, maps, pairs
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import curves, plots
 from ag_jax.analysis.figures.curves import Plateau
+from ag_jax.analysis.report import Figure, Report
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
@@ -27,7 +27,6 @@ from ag_jax.pretraining import (
     run_directory,
     scores,
     translate,
-    translation_report,
     words,
     workloads,
 )
@@ -158,7 +157,6 @@ def _report(
     configs = {key: cell.config for key, cell in cells.items()}
     directories = {key: workdir / cell.path for key, cell in cells.items()}
     summaries = {key: dict(table[cell.name].facts) for key, cell in cells.items()}
-    path = workdir / "report.md"
     runs = {cell.path: (cell.config, directories[key]) for key, cell in cells.items()}
     limits = {cell.path: (cell.config, summaries[key]) for key, cell in cells.items()}
     mixed = [*pretraining_corpus.other_texts(runs), *_other_limits(limits)]
@@ -178,7 +176,6 @@ def _report(
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
     numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
-    command = arms.command("compare", base)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arm_names}
     leaving_steps = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
     figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], leaving_steps))
@@ -188,7 +185,8 @@ def _report(
     translations: dict[str, Any] = {}
     if scored[first_run]:
         by_arm = {arm: [scored[arm, seed] for seed in seeds] for arm in arm_names}
-        translations = translation_report.numbers(first.translation, by_arm)
+        translations = report.translation_numbers(first.translation, by_arm)
+    command = arms.command("compare", base)
     content = {
         "title": first.title,
         "command": command,
@@ -197,11 +195,8 @@ def _report(
         **numbers,
         **({"translations": translations} if translations else {}),
     }
-    storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    more = translation_report.markdown(translations, seeds, arm_names[0]) + last_layer.markdown(shares)
-    text = report.markdown(first.title, headline, results, numbers, figures, command, [*overridden, *warnings], more)
-    storage.write_whole(path, text + "\n")
-    return path
+    sections = report.sections(headline, results, content, figures)
+    return Report(first.title, command, content, sections, [*overridden, *warnings]).write(workdir)
 
 
 def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:
@@ -236,8 +231,8 @@ def _figures(
     results: list[ArmResults],
     corpus: Corpus,
     plateau: Plateau,
-) -> list[tuple[str, str]]:
-    """Draw the figures of a comparison's report, and return (caption, path relative to the report) of each.
+) -> list[Figure]:
+    """Draw the figures of a comparison's report.
 
     runs: directory and config of the run of each arm whose attention maps are drawn.
     plateau: the plateau of the loss, and where the arms left it.
@@ -288,7 +283,7 @@ def _figures(
         title = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
         figures.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", title)))
     else:
-        figures.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
+        figures.append(_cross_attention(runs, directory / "cross_attention.png", about))
     figures.append(
         ("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special))
     )
@@ -296,7 +291,28 @@ def _figures(
     for path in itertools.chain.from_iterable(map(directory.glob, FIGURES)):
         if path.name not in names:  # a figure of an earlier report, such as one of other arms
             path.unlink()
-    return [(caption, f"figures/{path.name}") for caption, path in figures]
+    return [Figure(caption, f"figures/{path.name}") for caption, path in figures]
+
+
+def _cross_attention(
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path, about: str
+) -> tuple[str, epath.Path]:
+    """Draw the attention of each arm's last layer from a translation to its source; return the caption and the path.
+
+    The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
+
+    runs: directory of a run of each arm, and its config with the settings to use; the first one's sentence is drawn.
+    """
+    opened = {arm: dataclasses.replace(open_run(directory), config=config) for arm, (directory, config) in runs.items()}
+    translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
+    first, config = next(iter(translators)), next(iter(opened.values())).config
+    sentence, length = config.inspection.sentence, config.data.sequence_length
+    target = translators[first].beginning(sentence, length - 1).text
+    crossing = {
+        arm: pairs.pair_maps(one.model, one.params, one.tokenizer, sentence, target, length).cross
+        for arm, one in translators.items()
+    }
+    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(crossing, path, about)
 
 
 def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:

@@ -11,8 +11,9 @@ from typing import Any
 from etils import epath
 
 from ag_jax.analysis import stripes
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import DASH, Section
 from ag_jax.analysis.stripes import LABELS, Measured
+from ag_jax.analysis.tables import Table
 from ag_jax.data import pipeline
 from ag_jax.evaluation.significance import spread
 from ag_jax.pretraining import corpus as pretraining_corpus
@@ -57,10 +58,8 @@ def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
     return stripes.shares_of_texts(opened.model, opened.params, read)
 
 
-def markdown(shares: Mapping[str, Any]) -> list[str]:
-    """Return the Markdown lines on where the last layer attends, from the result of `measure`; [] if that is {}."""
-    if not shares:
-        return []
+def section(shares: Mapping[str, Any]) -> Section:
+    """Return the report's section on where the last layer attends, from the result of `measure`."""
     header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]
     rows = [
         [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in shares.items()
@@ -71,11 +70,11 @@ def markdown(shares: Mapping[str, Any]) -> list[str]:
         levels.setdefault(tuple(f"{of_arm['uniform'][name]:.3f}" for name in LABELS), []).append(arm)
     for level, arms in levels.items():
         of_arms = "" if len(levels) == 1 else f" ({', '.join(arms)})"
-        rows.append([f"uniform attention{of_arms}", *level, "–"])
+        rows.append([f"uniform attention{of_arms}", *level, DASH])
     explained = (
         "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
         "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
         f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
         "without the diagonal. The layer is the last of the encoder; the passes of a mask decoder are not measured."
     )
-    return ["## Where the last layer attends", "", explained, "", *table(header, rows)]
+    return Section("Where the last layer attends", [explained, Table(header, rows)])

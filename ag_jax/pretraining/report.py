@@ -1,16 +1,31 @@
-"""The report of a comparison of pre-training runs: its numbers, and their tables in Markdown."""
+"""The report of a comparison of pre-training runs: its numbers, and what it shows of them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax.analysis.attacks import masked_share, masked_table
-from ag_jax.analysis.markdown import table
-from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
+from ag_jax.analysis.attacks import masked_section, masked_share
+from ag_jax.analysis.report import (
+    DASH,
+    Block,
+    Figure,
+    Section,
+    differences_blocks,
+    differences_json,
+    rows_of_metrics,
+    settings_section,
+)
+from ag_jax.analysis.tables import Table
+from ag_jax.evaluation import translation
+from ag_jax.evaluation.significance import over_seeds, spread
+from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.base import PrimaryMetric
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.masked_lm import MLM
+from ag_jax.pretraining import corpus, last_layer
 from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.scores import TestResult
 from ag_jax.settings import schema
 
 MEASURES = {
@@ -18,11 +33,6 @@ MEASURES = {
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
-DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
-DIFFERENCE_EXPLAINED = (
-    "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
-    "for the test to give p < .05 in four of five repetitions, with as many seeds that differ as much."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +91,13 @@ def numbers(
     # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
     baseline, threshold = arms[0], plateau_loss - primary.margin
     of_arms = {arm.name: {key: [summary[key] for summary in arm.summaries] for key in MEASURES} for arm in arms}
-    differences = over_seeds(of_arms)
     result: dict[str, Any] = {
         "seeds": list(seeds),
         "headline": primary.metric,
         "plateau_loss": plateau_loss,
         "baseline": baseline.name,
         "arms": {},
-        "differences": differences_json(differences),
+        "differences": differences_json(over_seeds(of_arms)),
     }
     for arm in arms:
         values = of_arms[arm.name]
@@ -96,10 +105,6 @@ def numbers(
             "values": values,
             "mean": {key: spread(of_seeds).mean for key, of_seeds in values.items()},
             "deviation": {key: spread(of_seeds).deviation for key, of_seeds in values.items()},
-            "p_value": {
-                key: difference.p_value if (difference := differences.get(arm.name, {}).get(key)) else None
-                for key in values
-            },
             "left_plateau_at_step": [first_step_below(rows, threshold, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
@@ -112,45 +117,42 @@ def numbers(
     return result
 
 
-def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
-    """Return the differences of arms from the baseline as JSON values, {arm: {metric: difference or None}}."""
-    return {
-        arm: {key: difference and dataclasses.asdict(difference) for key, difference in of_arm.items()}
-        for arm, of_arm in differences.items()
-    }
+def translation_numbers(
+    config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, TestResult]]]
+) -> dict[str, Any]:
+    """Return {test set: scores of all runs, and differences of the arms from the first arm} as JSON values.
 
+    config: settings of the test sets.
+    arms: for each arm, the results of its runs by name of the test set, in the order of the seeds; the baseline first.
 
-def difference_cells(difference: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
-    """Return the table cells, one for each column of `DIFFERENCE_HEADER`, that show a difference of two arms.
-
-    difference: a `PairedDifference` as JSON.
-    scale: what the difference is multiplied by, such as 100 to show fractions as percentages.
+    Over seeds, arms are compared by a paired t-test. The bootstrap over sentences, and its p, compares the runs with
+    the first seed.
     """
-    mean, low, high, smallest = (
-        f"{scale * value:+.{digits}f}"
-        for value in (difference["mean"], *difference["interval"], difference["smallest"])
-    )
-    return [mean, f"{low} to {high}", f"{difference['p_value']:.2g}", f"{difference['p_corrected']:.2g}", smallest[1:]]
-
-
-def differences_section(
-    content: Mapping[str, Mapping[str, Mapping[str, Any] | None]], labels: Mapping[str, str], baseline: str
-) -> list[str]:
-    """Return report lines with the differences of arms from the baseline, paired by seed; [] without differences.
-
-    content: the result of `differences_json`.
-    labels: how the metrics are named in the table.
-    """
-    rows = [
-        [arm, labels[key], *difference_cells(difference)]
-        for arm, of_arm in content.items()
-        for key, difference in of_arm.items()
-        if difference is not None
-    ]
-    if not rows:
-        return []
-    explained = f"Differences from {baseline}, paired by seed. {DIFFERENCE_EXPLAINED}"
-    return [explained, "", *table(["Arm", "", *DIFFERENCE_HEADER], rows)]
+    baseline, result = next(iter(arms)), {}
+    for name, lines in corpus.read_tests(config).items():
+        values = {
+            arm: {
+                metric: [of_run[name].scores[metric]["value"] for of_run in of_runs]
+                for metric in next(iter(of_runs))[name].scores
+            }
+            for arm, of_runs in arms.items()
+        }
+        # The bootstrap resamples sentences, of which each run has its own translations: it compares single runs.
+        first = {arm: list(of_runs[0][name].lines) for arm, of_runs in arms.items()}
+        differences: Mapping[str, Mapping[str, Difference]] = {}
+        if len(arms) > 1:
+            differences = translation.compare(first, lines.references, baseline, tokenize=config.tokenize)
+        result[name] = {
+            "sentences": len(lines.references),
+            "values": values,
+            "differences_over_seeds": differences_json(over_seeds(values)),
+            "first_seed": {arm: dict(of_runs[0][name].scores) for arm, of_runs in arms.items()},
+            "differences": {
+                arm: {metric: dataclasses.asdict(one) for metric, one in of_arm.items()}
+                for arm, of_arm in differences.items()
+            },
+        }
+    return result
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
@@ -163,137 +165,126 @@ def _speed(rows: list[dict[str, Any]]) -> float | None:
     return speeds[len(speeds) // 2] if speeds else None
 
 
-def markdown(
-    title: str,
-    primary: PrimaryMetric,
-    arms: Sequence[ArmResults],
-    results: dict[str, Any],
-    figures: Sequence[tuple[str, str]],
-    command: str,
-    warnings: Sequence[str] = (),
-    more: Sequence[str] = (),
-) -> str:
-    """Return the report of a comparison of runs as Markdown; `results` are its numbers, computed from `arms`.
+def sections(
+    primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any], figures: Sequence[Figure]
+) -> list[Section]:
+    """Return the sections of the report of a comparison of runs.
 
-    results: the numbers of the report, as `numbers` returns them.
-    figures: (caption, path relative to the report) of each figure.
-    warnings: sentences that stand above the numbers, such as those that `arms.overridden` returns.
-    more: lines of further sections, after the losses.
+    content: the numbers of the report: those of `numbers`, the results of `translation_numbers` as `translations`, and
+        of `last_layer.measure` as `last_layer` of each arm, if there are any.
     """
-    lines = [f"# {title}", "", f"`{command}`", "", *flag_warnings(warnings)]
-    lines += _loss_table(primary, arms, results)
-    lines += _reading(primary, arms, results)
-    lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
-    lines += masked_table(["Arm"], shares) if shares else []
-    defaults = schema.flat(schema.to_dict(ExperimentConfig()))
-    lines += [
-        "## What differs between the arms",
-        "",
-        *settings_table({arm.name: arm.settings for arm in arms}, defaults),
+    last_layers = {name: of_arm["last_layer"] for name, of_arm in content["arms"].items() if "last_layer" in of_arm}
+    settings = {arm.name: arm.settings for arm in arms}
+    return [
+        _losses(primary, arms, content),
+        *(_translations(name, test, content) for name, test in content.get("translations", {}).items()),
+        *([last_layer.section(last_layers)] if last_layers else []),
+        *([masked_section(["Arm"], shares)] if shares else []),
+        settings_section(settings, schema.flat(schema.to_dict(ExperimentConfig()))),
+        *(Section(figure.caption, [figure]) for figure in figures),
     ]
-    for caption, path in figures:
-        link = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
-        lines += [f"## {caption}", "", link, ""]
-    return "\n".join(lines)
 
 
-def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
-    seeds = results["seeds"]
-    lines = [
-        f"## {primary.label[0].upper()}{primary.label[1:]}",
-        "",
+def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any]) -> Section:
+    seeds, baseline, of_arms = content["seeds"], content["baseline"], content["arms"]
+    explained = (
         f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
         + (" ± standard deviation;" if len(seeds) > 1 else ";")
-        + f" p: paired t-test against {results['baseline']}"
-        + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`."),
-        "",
-    ]
-    rows = []
-    for key, label in MEASURES.items():
-        cells = []
-        for arm in arms:
-            of_arm = results["arms"][arm.name]
-            # None for the baseline, with a single seed, and if the differences of all seeds are equal.
-            p_value = of_arm["p_value"][key]
-            cell = str(spread(of_arm["values"][key]))
-            cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
-        rows.append([label, *cells])
+        + f" p: paired t-test against {baseline}"
+        + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`.")
+    )
+    values = {name: of_arm["values"] for name, of_arm in of_arms.items()}
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
-    steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
-    cells_of_arms = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
-    rows.append(["Left the plateau at step", *cells_of_arms])
-    rows += _ended_row(arms, results) + _settled_row(arms, results)
-    speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
-    cells_of_arms = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
-    rows.append(["Tokens a second", *cells_of_arms])
-    lines += table([f"Loss ({primary.unit})", *(arm.name for arm in arms)], rows)
-    return lines + differences_section(results["differences"], MEASURES, results["baseline"])
+    left = [
+        ", ".join("never" if step is None else str(step) for step in of_arm["left_plateau_at_step"])
+        for of_arm in of_arms.values()
+    ]
+    speeds = [
+        ", ".join(DASH if speed is None else f"{speed:,.0f}" for speed in of_arm["tokens_per_second"])
+        for of_arm in of_arms.values()
+    ]
+    rows = [
+        *rows_of_metrics(MEASURES, values, content["differences"]),
+        ["Left the plateau at step", *left],
+        *_ended_row(arms, content),
+        *_settled_row(arms, content),
+        ["Tokens a second", *speeds],
+    ]
+    best = min(of_arms, key=lambda name: of_arms[name]["mean"]["validation_loss"])
+    settled = (
+        "The guidance loss has *settled* at the first logged step at which 95 % of its fall, from the first logged "
+        "value to the lowest, is done."
+    )
+    return Section(
+        f"{primary.label[0].upper()}{primary.label[1:]}",
+        [
+            explained,
+            Table([f"Loss ({primary.unit})", *of_arms], rows),
+            *differences_blocks(content["differences"], MEASURES, baseline),
+            "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
+            "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
+            f"Guessing by frequency, without context, gives {content['plateau_loss']:.3f}; a run has left the plateau "
+            f"when its train loss is {primary.margin:g} below that.",
+            *([settled] if any("guidance_settled_at_step" in of_arm for of_arm in of_arms.values()) else []),
+            f"The lowest validation loss is that of **{best}**.",
+        ],
+    )
 
 
-def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
+def _ended_row(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[list[str]]:
     """Return a list with the loss table's row of steps at which time limits or patience ended runs; [] if none did."""
-    ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
+    ended = [content["arms"][arm.name].get("ended_at_step") for arm in arms]
     if not any(ended):
         return []
-    cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
+    cells = [", ".join(map(str, steps)) if steps else DASH for steps in ended]
     limits = [
         name for name in ("time_limit", "patience") for arm in arms for summary in arm.summaries if name in summary
     ]
     return [[f"Ended by {' or '.join(f'`training.{name}`' for name in dict.fromkeys(limits))} at step", *cells]]
 
 
-def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
+def _settled_row(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[list[str]]:
     """Return a list with the loss table's row of steps at which the guidance loss settled; [] without guidance."""
-    steps = [results["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
+    steps = [content["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
     if not any(steps):
         return []
     ends = [[rows[-1]["step"] for rows in arm.metrics] for arm in arms]
     cells = [
-        ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else "–"
+        ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else DASH
         for of_arm, last in zip(steps, ends, strict=True)
     ]
     return [["Guidance loss settled at step", *cells]]
 
 
-def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
-    best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
-    settled = (
-        [
-            "The guidance loss has *settled* at the first logged step at which 95 % of its fall, from the first logged "
-            "value to the lowest, is done."
-        ]
-        if any("guidance_settled_at_step" in of_arm for of_arm in results["arms"].values())
-        else []
+def _translations(name: str, test: Mapping[str, Any], content: Mapping[str, Any]) -> Section:
+    """Return the section about the translations of a test set, whose numbers are `test`."""
+    seeds, baseline, several = content["seeds"], content["baseline"], len(content["seeds"]) > 1
+    explained = (
+        f"{test['sentences']:,} sentences. Mean over {len(seeds)} seed{'s' if several else ''}"
+        + (" ± standard deviation;" if several else ";")
+        + f" p: paired t-test over seeds against {baseline}"
+        + ("." if several else ", which needs two seeds or more.")
     )
-    return [
-        "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
-        "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
-        f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau "
-        f"when its train loss is {primary.margin:g} below that.",
-        *settled,
-        f"The lowest validation loss is that of **{best.name}**.",
-        "",
+    rows = rows_of_metrics(translation.LABELS, test["values"], test["differences_over_seeds"])
+    blocks: list[Block] = [
+        explained,
+        Table(["Score", *test["values"]], rows),
+        *differences_blocks(test["differences_over_seeds"], translation.LABELS, baseline),
+        # The variance over seeds and the variance over sentences are two questions, so each has its tables.
+        f"With seed {seeds[0]}, and intervals over resampled sentences:",
     ]
-
-
-def flag_warnings(sentences: Sequence[str]) -> list[str]:
-    """Return report lines that show warnings in bold, such as that a flag overrides settings of the arms."""
-    return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
-
-
-def settings_table(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the lines of a Markdown table of the settings in which arms differ, and a blank line.
-
-    arms: the flat settings of each arm, by name, without those that have no effect there.
-    defaults: flat settings; one that only some arms have is left out if it is at its default there.
-    """
-    names = dict.fromkeys(key for settings in arms.values() for key in settings)
-    absent = "–"
-    values = {key: {repr(settings.get(key, absent)) for settings in arms.values()} for key in names}
-    at_default = {key: {repr(absent), repr((defaults or {}).get(key, absent))} for key in names}
-    keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
-    if not keys:
-        return ["Nothing.", ""]
-    rows = [[f"`{key}`", *(schema.shown(arm.get(key, absent)) for arm in arms.values())] for key in keys]
-    return table(["Setting", *arms], rows)
+    for arm, scores in test["first_seed"].items():
+        of_arm = {metric: Score(**score) for metric, score in scores.items()}
+        blocks += [f"**{arm}**", Table(translation.SCORE_HEADER, translation.score_rows(of_arm))]
+    if test["differences"]:
+        differences = {
+            arm: {metric: Difference(**one) for metric, one in of_arm.items()}
+            for arm, of_arm in test["differences"].items()
+        }
+        blocks += [
+            f"Differences from {baseline} with seed {seeds[0]}; the interval is that of the difference, and p is "
+            "sacreBLEU's paired bootstrap, which counts one tail and is not corrected for the number of comparisons:",
+            Table(translation.DIFFERENCE_HEADER, translation.difference_rows(differences)),
+        ]
+    return Section(f"Translations of {name}", blocks)

@@ -1,7 +1,6 @@
 """`ag-jax evaluate --config` and `ag-jax compare` for probes: probe the models of every arm, then write the report."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from etils import epath
 
 from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import accuracies, canvas, heads
+from ag_jax.analysis.report import Report
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
@@ -352,9 +352,8 @@ def _write_report(
     written |= {pair_report.FIGURE} if first.minimal_pairs.milestones else set()
     # The reports are written last, so that they name no figure that is not there yet.
     _remove_others(workdir, written)
-    storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")
-    return workdir / "report.md"
+    sections = report.sections(content, flat, figures)
+    return Report(first.title, content["command"], content, sections, overridden).write(workdir)
 
 
 def _remove_others(workdir: epath.Path, written: set[str]) -> None:

@@ -1,14 +1,24 @@
-"""The report of a comparison of models by probes: tables as Markdown, and `scores.csv` with every head."""
+"""The report of a comparison of models by probes, and `scores.csv` with every head."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import (
+    DASH,
+    DIFFERENCE_EXPLAINED,
+    DIFFERENCE_HEADER,
+    Block,
+    Figure,
+    Section,
+    decimals,
+    difference_cells,
+    interval,
+    settings_section,
+)
+from ag_jax.analysis.tables import Table
 from ag_jax.evaluation.significance import Spread, spread
-from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
-from ag_jax.pretraining.report import settings_table as settings_that_differ
 from ag_jax.probing import summary
 from ag_jax.probing.ablation import report as ablation_report
 from ag_jax.probing.minimal_pairs import report as pair_report
@@ -31,46 +41,35 @@ ROWS = {
 }
 
 
-def markdown(
+def sections(
     content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], figures: Mapping[tuple[str, str], str]
-) -> str:
-    """Return the report of a comparison of models by probes as Markdown: tables, notes and figures.
+) -> list[Section]:
+    """Return the sections of the report of a comparison of models by probes.
 
     content: the content of report.json.
     settings: the flat settings of each arm.
     figures: path of the figure of each probe and mode, relative to the report.
     """
-    lines = [f"# {content['title']}", "", f"`{content['command']}`", "", *flag_warnings(content.get("overridden", ()))]
-    for arm, descriptions in content["models"].items():
-        lines += [f"* **{arm}**: {'; '.join(descriptions)}"]
-    lines.append("")
-    if content["probes"]:
-        lines += [
-            "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
-            "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
-            "documents themselves, which papers report, has too high a score, because it was chosen on them: compare "
-            "it with the random model, which has as many heads.",
-            "",
-        ]
+    explained = (
+        "A number is the share of test queries that a head answers correctly. A head is chosen on the development "
+        "documents; its score on the test documents has a 95 % interval over documents. The best head on the test "
+        "documents themselves, which papers report, has too high a score, because it was chosen on them: compare "
+        "it with the random model, which has as many heads."
+    )
+    models = [f"* **{arm}**: {'; '.join(descriptions)}" for arm, descriptions in content["models"].items()]
+    found = [Section("", ["\n".join(models), *([explained] if content["probes"] else [])])]
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
-            lines += [f"## {probe}, mode {mode}", "", f"Mode `{mode}`: {MODES[mode]}.", ""]
-            lines += _tables(numbers, mode)
-            lines += _f1(numbers)
-            lines += _differences(numbers, content["baseline"])
-            lines += _notes(numbers, mode)
+            blocks = [f"Mode `{mode}`: {MODES[mode]}.", *_tables(numbers, mode), *_f1(numbers)]
+            blocks += [*_differences(numbers, content["baseline"]), *_notes(numbers, mode)]
             if (probe, mode) in figures:
-                lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
+                blocks.append(Figure(f"Scores of all heads: {probe}, {mode}", figures[probe, mode]))
+            found.append(Section(f"{probe}, mode {mode}", blocks))
     if "ablation" in content:
-        lines += ablation_report.markdown(content["ablation"], content["baseline"])
+        found.append(ablation_report.section(content["ablation"], content["baseline"]))
     if "minimal_pairs" in content:
-        lines += pair_report.markdown(content["minimal_pairs"])
-    lines += ["## What differs between the arms", "", *settings_that_differ(settings)]
-    return "\n".join(lines)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+        found.append(pair_report.section(content["minimal_pairs"]))
+    return [*found, settings_section(settings)]
 
 
 def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
@@ -78,39 +77,38 @@ def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
     return [kind for kind in numbers["kinds"] if kind not in numbers["unanswerable"]][: MOST_KINDS + 1]
 
 
-def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
+def _tables(numbers: Mapping[str, Any], mode: str) -> list[Block]:
     """Return the tables of a probe in one mode, and notes on the kinds of query that they leave out."""
     kinds, unanswerable = _kinds_of_tables(numbers), numbers["unanswerable"]
-    if len(kinds) <= MOST_COLUMNS + 1:
-        lines = _table_of_scores(numbers, mode, kinds)
-    else:
+    is_wide = len(kinds) > MOST_COLUMNS + 1
+    blocks: list[Block] = [_table_of_scores(numbers, mode, kinds[:1] if is_wide else kinds)]
+    if is_wide:
         text = "By kind, the head chosen on the development queries of that kind, and its score on the test queries:"
-        lines = [*_table_of_scores(numbers, mode, kinds[:1]), text, "", *_table_of_kinds(numbers, kinds[1:])]
+        blocks += [text, _table_of_kinds(numbers, kinds[1:])]
     if unanswerable:
-        lines += [
+        blocks.append(
             f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
-            "head scores 0. They count in *all*.",
-            "",
-        ]
+            "head scores 0. They count in *all*."
+        )
     left_out = len(numbers["kinds"]) - len(unanswerable) - len(kinds)
-    return [*lines, *([f"{left_out} rarer kinds are in report.json and scores.csv.", ""] if left_out else [])]
+    return [*blocks, *([f"{left_out} rarer kinds are in report.json and scores.csv."] if left_out else [])]
 
 
-def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> Table:
     """Return a table with a row for each kind of query: number of queries, baselines, and each arm's chosen head."""
     header = ["kind", "test queries", *numbers["baselines"], *(f"**{arm}**" for arm in numbers["means"])]
     rows = []
     for kind in kinds:
         cells = [kind, f"{numbers['queries'][kind]:,}"]
-        cells += [_number(values.get(kind)) for values in numbers["baselines"].values()]
+        cells += [decimals(values.get(kind)) for values in numbers["baselines"].values()]
         for arm, means in numbers["means"].items():
             cells.append(_cell("test", numbers["arms"][arm][kind], means[kind]["test"]))
         rows.append(cells)
-    return table(header, rows)
+    return Table(header, rows)
 
 
-def _f1(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the table of F1 of the chosen heads, for a probe whose queries may have no correct candidate."""
+def _f1(numbers: Mapping[str, Any]) -> list[Block]:
+    """Return the table of F1 of the chosen heads and what it is; [] unless queries may have no correct candidate."""
     rows = []
     for arm, seeds in {"nearest": [numbers["f1_nearest"]], **numbers["f1"]}.items():
         entries = [entry for entry in seeds if entry is not None]
@@ -129,38 +127,35 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
     return [
         "F1 of the head chosen on development. A candidate that gets less attention than a threshold is not taken "
         "(Webster et al. 2018); the threshold is the best one on development:",
-        "",
-        *table(header, rows),
+        Table(header, rows),
     ]
 
 
 def _over_seeds(values: Sequence[float | None]) -> str:
     """Format one number, or the mean and standard deviation of several; a dash if one is unknown."""
     numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
-        return _number(None)
-    return _number(numbers[0]) if len(numbers) == 1 else str(spread(numbers))
+    return DASH if len(numbers) < len(values) else str(spread(numbers))
 
 
-def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> list[str]:
+def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> Table:
     """Return a table of scores with a column for each kind of query: rows of baselines, then rows of the arms."""
     rows = [["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]]
     for name, values in numbers["baselines"].items():
         hint = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
-        rows.append([name + hint, *(_number(values.get(kind)) for kind in kinds)])
+        rows.append([name + hint, *(decimals(values.get(kind)) for kind in kinds)])
     for arm, means in numbers["means"].items():
         for key, label in ROWS.items():
             if any(means[kind][key] is not None for kind in kinds):
                 cells = [_cell(key, numbers["arms"][arm][kind], means[kind][key]) for kind in kinds]
                 rows.append([f"**{arm}**, {label}", *cells])
-    return table(["", *kinds], rows)
+    return Table(["", *kinds], rows)
 
 
 def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str, float] | None) -> str:
     """Format a score: of one model with its interval and its head, of several models with the standard deviation."""
     if mean is None:
-        return "–"
-    one, text = seeds[0], _number(mean["mean"])
+        return DASH
+    one, text = seeds[0], decimals(mean["mean"])
     if len(seeds) > 1 or one is None:
         return str(Spread(mean["mean"], mean["deviation"]))
     if key == "test" and one["test"]["low"] is not None:
@@ -169,14 +164,14 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
     return f"{text}, head {head[0]}.{head[1]}" if head else text
 
 
-def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
+def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
     """Return tables of score differences from the first arm: over documents and, with several seeds, over seeds."""
     rows = [
         [
             arm,
             kind,
             f"{difference['mean']:+.3f}",
-            f"{difference['low']:+.3f} to {difference['high']:+.3f}",
+            interval(difference["low"], difference["high"]),
             f"{difference['p_value']:.2g}",
         ]
         for arm, kinds in numbers["differences"].items()
@@ -184,14 +179,12 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         if difference is not None and kind in _kinds_of_tables(numbers)
     ]
     of_heads = f"Differences from {baseline} in the score of the head chosen on development"
-    lines = []
+    blocks: list[Block] = []
     if rows:
-        header = ["arm", "kind", "difference", "95 % interval", "p"]
-        lines += [
+        blocks += [
             f"{of_heads}, by a paired bootstrap over documents, for these models. The smallest p that it can give is "
             "2 / (resamples + 1):",
-            "",
-            *table(header, rows),
+            Table(["arm", "kind", "difference", "95 % interval", "p"], rows),
         ]
     tested = [
         (kind, [arm, kind, *difference_cells(difference)])
@@ -205,9 +198,9 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         remark = ""
         if len(tested) > len(by_seed):
             remark = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
-        lines += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{remark}", ""]
-        lines += table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)
-    return lines
+        blocks += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{remark}"]
+        blocks += [Table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)]
+    return blocks
 
 
 def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
@@ -229,8 +222,8 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
     for arm, dropped in numbers["dropped"].items():
         if dropped:
             groups.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
-    lines += [f"Left out, or read otherwise, for {', '.join(arms)}: {reasons}." for reasons, arms in groups.items()]
-    return [line for text in lines for line in (text, "")]
+    left_out = [f"Left out, or read otherwise, for {', '.join(arms)}: {reasons}." for reasons, arms in groups.items()]
+    return lines + left_out
 
 
 def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ag_jax.analysis import markdown
+from ag_jax.analysis.report import Section
+from ag_jax.analysis.tables import Table
 from ag_jax.pretraining.search import report as search_report
 from site_builder import pages
 from site_builder.docstrings import plain
@@ -83,22 +84,22 @@ def tables(record: Mapping[str, Any]) -> Iterator[str]:
     """
     if "paired" in record:  # of a search
         rows = [[arm, f"`{found['best']}`", str(len(found["points"]))] for arm, found in record["arms"].items()]
-        yield _table(("arm", "best point", "points"), rows)
-        yield "\n".join(search_report.robustness_table(record))
+        yield Table(("arm", "best point", "points"), rows).markdown()
+        yield Section("", search_report.robustness(record)).markdown()
         return
     seeds = len(record.get("seeds", ()))
     over = f"Means ± standard deviations over {seeds} seeds." if seeds > 1 else "One seed." if seeds else ""
     if "tasks" in record:
         arms = tuple(record["arms"])
         rows = [row for task, found in record["tasks"].items() for row in _task_rows(task, found, arms)]
-        yield _table(("task", "score", *arms), rows)
+        yield Table(("task", "score", *arms), rows).markdown()
         yield f"Scores on development data; p of a paired t-test over seeds against the first arm. {over}"
     elif "arms" in record and all(isinstance(arm, dict) for arm in record["arms"].values()):
         tested = bool(record.get("differences"))  # the table of differences has p-values
         numbers = {name: dict(_numbers(arm, with_p=not tested)) for name, arm in record["arms"].items()}
         columns = list(dict.fromkeys(key for of_arm in numbers.values() for key in of_arm))
         rows = [[name, *(of_arm.get(key, "–") for key in columns)] for name, of_arm in numbers.items()]
-        yield _table(("arm", *(key.replace("_", " ") for key in columns)), rows)
+        yield Table(("arm", *(key.replace("_", " ") for key in columns)), rows).markdown()
         yield over
     if record.get("differences"):
         rows = [
@@ -107,11 +108,11 @@ def tables(record: Mapping[str, Any]) -> Iterator[str]:
             for key, found in of_arm.items()
             if found  # none where a seed has no value
         ]
-        yield _table(("arm", "score", "difference from the baseline", "95 % interval", "p"), rows)
+        yield Table(("arm", "score", "difference from the baseline", "95 % interval", "p"), rows).markdown()
     if "translations" in record:
         rows = [row for test, found in record["translations"].items() for row in _translation_rows(test, found)]
         if rows:
-            yield _table(("test", "arm", "BLEU", "chrF", "TER"), rows)
+            yield Table(("test", "arm", "BLEU", "chrF", "TER"), rows).markdown()
     if "probes" in record:
         yield "[Probes of attention heads](../probes.md) explains the numbers of this record."
 
@@ -174,7 +175,3 @@ def _p(found: Mapping[str, Any]) -> str:
     if "p_corrected" in found:
         return f"{_shown_p(found['p_corrected'])} (Holm)".removeprefix("= ")
     return _shown_p(found["p_value"]).removeprefix("= ")
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(markdown.table(header, [list(row) for row in rows]))

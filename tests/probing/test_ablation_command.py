@@ -158,8 +158,8 @@ def test_means_of_heads_and_their_intervals():
     assert (linked["score"], linked["change"], linked["pattern"]) == (0.25, of.change_NH[1, 0], "next")
     assert linked["rank"] == 1 + (of.change_NH > of.change_NH[1, 0]).sum() > 1
     for low, high, effect in ((0.1, 0.2, "rises"), (-0.2, -0.1, "falls"), (-0.1, 0.1, "no clear"), (None, None, "–")):
-        report = ablation_report.markdown(content | {"heads_of_probes": [linked | {"low": low, "high": high}]}, "a")
-        (row,) = (line for line in report if line.startswith("| p | words |"))
+        report = ablation_report.section(content | {"heads_of_probes": [linked | {"low": low, "high": high}]}, "a")
+        (row,) = (line for line in report.markdown().splitlines() if line.startswith("| p | words |"))
         assert effect in row.split(" | ")[-2]
     assert [head["pattern"] for head in of.heads()] == [None, None, None, "next", "first", None]
     counted, guided = found.weights_T > 0, [(1, 0), (1, 1)]
@@ -201,7 +201,7 @@ def test_only_losses_of_the_same_texts_masks_and_tokenizer_are_compared():
         base_R, same_R = (np.mean([resampled(one.resampled(100)) for one in of[arm]], 0) for arm in ("base", "same"))
         ends = np.percentile(same_R - base_R, [2.5, 97.5])
         np.testing.assert_allclose([difference["low"], difference["high"]], ends)
-    assert "| same, model 1 |" in "\n".join(ablation_report.markdown(numbers, "base"))
+    assert "| same, model 1 |" in ablation_report.section(numbers, "base").markdown()
 
 
 def test_figure_of_changes():

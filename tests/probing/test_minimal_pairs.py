@@ -131,7 +131,7 @@ def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
     assert of["paradigm"]["p"]["half_interval"] is None and of["paradigm"]["q"]["half_interval"] is None
     changes = [-1, 0, 1, -1]  # p: -1/4, q: -1
     assert content["differences"]["second"][0]["difference"] == pytest.approx((np.mean(changes[:4]) - 1) / 2)
-    assert "| first | token | 75.0 ± 24.5 |" in "\n".join(report.markdown(content))
+    assert "| first | token | 75.0 ± 24.5 |" in report.section(content).markdown()
 
 
 def test_intervals_need_pairs_that_differ():
@@ -192,7 +192,7 @@ def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
     judged = results.Judged("m", None, None, "token", scores, 0, 0)
     content = report.numbers(PAIRS[:12], {"first": [[judged]]}, found)
     assert content["published"]["LSTM"]["all"]["all"] == pytest.approx(0.75)
-    assert "| one | 100.0 | 60.0 | 75.0 | 100.0 | 0.0 |" in "\n".join(report.markdown(content))
+    assert "| one | 100.0 | 60.0 | 75.0 | 100.0 | 0.0 |" in report.section(content).markdown()
     assert len(minimal_pairs.read(str(tmp_path))) == 12  # it is no file of pairs
     assert minimal_pairs.published(str(tmp_path / "data" / "deep" / "er")) == {}
     summary.write_text(json.dumps(models[0] | {"gpt2": 7}))

@@ -1,4 +1,4 @@
-"""The report of a search: its numbers for `search.json`, and their tables in Markdown."""
+"""The report of a search: its numbers for `search.json`, and what it shows of them."""
 
 import itertools
 import statistics
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ag_jax.analysis.figures.search import HeatMap
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import DASH, Block, Figure, Section, decimals
+from ag_jax.analysis.tables import Table
 from ag_jax.evaluation.significance import MCNEMAR_NEEDS, mcnemar
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.replaced_tokens import RTD
-from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
 from ag_jax.pretraining.search.points import Study
@@ -221,50 +221,43 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
     return maps
 
 
-def markdown(
-    study: Study, results: Sequence[Result], content: Mapping[str, Any], figures: Sequence[tuple[str, str]]
-) -> str:
-    """Return the report of a search as Markdown.
+def sections(
+    study: Study, results: Sequence[Result], content: Mapping[str, Any], images: Mapping[str, str]
+) -> list[Section]:
+    """Return the sections of the report of a search.
 
     content: its numbers, as `numbers` returns them.
-    figures: (caption, path relative to the report) of each figure.
+    images: path relative to the report of the heat map of each arm that has one.
     """
-    metric = study.search.metric
-    warnings = flag_warnings([*study.overridden, *study.incomparable])
-    lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *warnings]
-    lines += ["## Robustness", "", *robustness_table(content)]
+    metric, found = study.search.metric, [Section("Robustness", robustness(content))]
     for arm, of_arm in choose.by_arm(results).items():
         numbers_of_arm = content["arms"][arm]
-        lines += [
-            f"## {arm}",
-            "",
-            *_best_point(numbers_of_arm, metric, study),
-            *_ranking(of_arm, numbers_of_arm, metric),
-        ]
-        lines += _settings_table(numbers_of_arm["settings"], metric)
-        lines += [line for caption, path in figures if caption == arm for line in (f"![{metric}, {arm}]({path})", "")]
-    return "\n".join(lines).rstrip("\n")
+        blocks = [*_best_point(numbers_of_arm, metric, study), *_ranking(of_arm, numbers_of_arm, metric)]
+        blocks += _settings_blocks(numbers_of_arm["settings"], metric)
+        blocks += [Figure(f"{metric}, {arm}", images[arm])] if arm in images else []
+        found.append(Section(arm, blocks))
+    return found
 
 
-def _best_point(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
+def _best_point(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[Block]:
     count = len(of_arm["points"])
     if of_arm["best"] is None:
         finished = sum(one["status"] == "done" for one in of_arm["points"].values())
         reason = f"{finished} are done, but did not measure `{metric}`" if finished else "all failed"
-        return [f"There is no best point: of {count} points, {reason}.", ""]
+        return [f"There is no best point: of {count} points, {reason}."]
     is_lower_better = Criterion.of_objective(metric).is_lower_better
     direction = "" if is_lower_better else " (the higher, the better)"
-    lines = [f"The best of {count} points by `{metric}`{direction} is **{of_arm['best']}**."]
+    blocks: list[Block] = [f"The best of {count} points by `{metric}`{direction} is **{of_arm['best']}**."]
     if len(study.search.seeds) > 1:
-        lines.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
+        blocks.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
     if metric not in ("train_loss", "average_train_loss"):
         name = "validation loss" if metric == "validation_loss" else f"`{metric}`"
         too = "low" if is_lower_better else "high"
-        lines.append(f"The {name} of the best point is a little too {too}, because the point was chosen by it.")
-    return [*lines, ""]
+        blocks.append(f"The {name} of the best point is a little too {too}, because the point was chosen by it.")
+    return blocks
 
 
-def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[str]:
+def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[Block]:
     settings, other = list(of_arm[0].point.settings), [metric] if metric not in LOSSES else []
     measures = [*(f"`{name}`" for name in other), "Validation", "Train", "Average train"]
     header = ["", *(f"`{setting}`" for setting in settings), *measures, "Plateau"]
@@ -272,7 +265,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     guided = any(_settled(of_point) for of_point in numbers_of_arm["points"].values())
     header += ["Guidance settled at step"] if guided else []
     rows = []
-    words = {True: "left", False: "not left", None: "–"}
+    words = {True: "left", False: "not left", None: DASH}
     for place, result in enumerate(choose.ranked(of_arm, metric), 1):
         values = [schema.shown(result.point.settings[setting]) for setting in settings]
         measured = [
@@ -291,15 +284,18 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             plateau += f" at step {', '.join(map(str, steps))}"
         if result.stopped_at is not None:
             plateau = f"stopped at step {result.stopped_at}"
-        settled = [", ".join(map(str, _settled(of_point))) or "–"] if guided else []
+        settled = [", ".join(map(str, _settled(of_point))) or DASH] if guided else []
         rows.append([str(place), *values, *measured, plateau, *settled])
-    lines = table(header, rows)
-    if guided:
-        lines += ["Guidance has settled once 95 % of the fall of its loss is done.", ""]
-    for result in of_arm:
-        for seed, reason in result.failures.items():
-            lines.append(f"* {result.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
-    return [*lines, *([""] if any(result.failures for result in of_arm) else [])]
+    failures = [
+        f"* {result.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}"
+        for result in of_arm
+        for seed, reason in result.failures.items()
+    ]
+    return [
+        Table(header, rows),
+        *(["Guidance has settled once 95 % of the fall of its loss is done."] if guided else []),
+        *(["\n".join(failures)] if failures else []),
+    ]
 
 
 def _settled(of_point: Mapping[str, Any]) -> list[int]:
@@ -308,7 +304,7 @@ def _settled(of_point: Mapping[str, Any]) -> list[int]:
     return [step for step in steps if step is not None]
 
 
-def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[str]:
+def _settings_blocks(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[Block]:
     if not settings:
         return []
     explained = f"`{metric}` by setting: the best and the median over the other settings, of the points that are done."
@@ -323,11 +319,11 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
         for setting, values in settings.items()
         for of in values
     ]
-    return [explained, "", *table(["Setting", "Value", "Points", "Best", "Median"], rows)]
+    return [explained, Table(["Setting", "Value", "Points", "Best", "Median"], rows)]
 
 
-def robustness_table(content: Mapping[str, Any]) -> list[str]:
-    """Return the Markdown lines of the table of how many points of each arm learned, with the tests between arms.
+def robustness(content: Mapping[str, Any]) -> list[Block]:
+    """Return a table of how many points of each arm learned, and sentences about it and the tests between arms.
 
     content: the numbers of a search, as `numbers` returns them.
     """
@@ -343,7 +339,7 @@ def robustness_table(content: Mapping[str, Any]) -> list[str]:
     for arm, of_arm in content["arms"].items():
         one = of_arm["robustness"]
         # `failed` counts points that diverged, too, which have a column of their own.
-        share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
+        share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else DASH
         low, high = decimals(one["lowest"]), decimals(one["highest"])
         otherwise = one["failed"] - one["diverged"]
         counts = [f"{one['left_plateau']} of {one['points']}", share, str(one["diverged"]), str(otherwise)]
@@ -357,19 +353,13 @@ def robustness_table(content: Mapping[str, Any]) -> list[str]:
         f"Median `{content['metric']}`",
         "Range",
     ]
-    lines = [explained, "", *table(header, rows)]
+    blocks: list[Block] = [explained, Table(header, rows)]
     for pair in content["paired"]:
         (one, other), (only_one, only_other) = pair["arms"], pair["left_plateau_alone"]
-        lines += [
+        blocks.append(
             f"{one} and {other} have the same points, {pair['points']} of them counted in both: {only_one} left the "
             f"plateau in {one} alone, {only_other} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
             f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone). The test assumes that "
-            "points are independent; points that differ only in a setting without effect are not.",
-            "",
-        ]
-    return lines
-
-
-def decimals(value: float | None, without: str = "–") -> str:
-    """Return a loss or metric with three decimals; for None, the text `without`."""
-    return without if value is None else f"{value:.3f}"
+            "points are independent; points that differ only in a setting without effect are not."
+        )
+    return blocks

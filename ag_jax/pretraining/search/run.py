@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax.analysis.figures import search as figures
+from ag_jax.analysis.report import Report
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.grid import run as grid
@@ -181,7 +182,7 @@ def _check_rungs(rungs: Sequence[int], directory: epath.Path) -> None:
 
 
 def _write(study: Study, table: Table, workdir: epath.Path) -> list[Result]:
-    """Write `search.json`, the report and `best.json`; return the results of the points."""
+    """Write `best.json`, `search.json` and the report; return the results of the points."""
     workdir.mkdir(parents=True, exist_ok=True)
     plateaus: dict[Any, float] = {}
     runs = states.of_results(study, table)
@@ -193,10 +194,10 @@ def _write(study: Study, table: Table, workdir: epath.Path) -> list[Result]:
         if runs[number, seed].measured is not None
     }
     numbers = report.numbers(study, results, runs, thresholds)
-    storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")
     storage.write_whole(workdir / BEST, json.dumps(choose.best_json(study, results), indent=2) + "\n")
-    images = figures.heat_maps(report.heat_maps(study, results), workdir / "figures")
-    storage.write_whole(workdir / "report.md", report.markdown(study, results, numbers, images) + "\n")
+    images = dict(figures.heat_maps(report.heat_maps(study, results), workdir / "figures"))
+    sections, warnings = report.sections(study, results, numbers, images), [*study.overridden, *study.incomparable]
+    Report(f"Search: {study.title}", study.command, numbers, sections, warnings).write(workdir, "search.json")
     return results
 
 

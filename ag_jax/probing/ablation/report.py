@@ -1,4 +1,4 @@
-"""The part of a report on head ablation: tables as Markdown, and `ablation.csv` with every head."""
+"""The section of a report on head ablation, and `ablation.csv` with every head."""
 
 import csv
 import io
@@ -6,36 +6,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.maps import title
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import DASH, Block, Figure, Section, interval
+from ag_jax.analysis.tables import Table
 from ag_jax.probing.ablation.summary import MOST, Summary
 
 CSV = "ablation.csv"
 FIGURE = "figures/ablation.png"
 
 
-def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
-    """Return the report's section on head ablation as lines of Markdown.
+def section(numbers: Mapping[str, Any], baseline: str) -> Section:
+    """Return the report's section on head ablation.
 
     numbers: the content of report.json on head ablation.
     baseline: the arm with which others are compared.
     """
-    lines = ["## Head ablation", ""]
-    lines += [
-        "The output of one head at a time is zeroed (Michel et al. 2019, section 3.2). A change is the loss without "
-        "the head minus the loss with all heads, on the same texts with the same masked words or labels; above zero, "
-        "the model needs the head. 95 % intervals are over texts, as if these were independent, and not corrected for "
-        "the number of heads. Models with random weights have no trained loss and are left out.",
-        "",
-    ]
-    lines += _models(numbers)
-    lines += _largest(numbers)
-    lines += _heads_of_probes(numbers)
-    lines += _differences(numbers, baseline)
-    lines += [f"![Change of the loss without each head]({FIGURE})", ""]
-    lines += [
-        f"`{CSV}` has all heads. `ag-jax inspect --workdir=DIR --without=LAYER.HEAD` shows attention without a head."
-    ]
-    return [*lines, ""]
+    return Section(
+        "Head ablation",
+        [
+            "The output of one head at a time is zeroed (Michel et al. 2019, section 3.2). A change is the loss "
+            "without the head minus the loss with all heads, on the same texts with the same masked words or labels; "
+            "above zero, the model needs the head. 95 % intervals are over texts, as if these were independent, and "
+            "not corrected for the number of heads. Models with random weights have no trained loss and are left out.",
+            *_models(numbers),
+            *_largest(numbers),
+            *_heads_of_probes(numbers),
+            *_differences(numbers, baseline),
+            Figure("Change of the loss without each head", FIGURE),
+            f"`{CSV}` has all heads. `ag-jax inspect --workdir=DIR --without=LAYER.HEAD` shows attention without a "
+            "head.",
+        ],
+    )
 
 
 def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
@@ -43,7 +43,7 @@ def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
     return arm if len(numbers["models"][arm]) == 1 else f"{arm}, model {number}"
 
 
-def _models(numbers: Mapping[str, Any]) -> list[str]:
+def _models(numbers: Mapping[str, Any]) -> list[Block]:
     rows, sources = [], []
     for arm, models in numbers["models"].items():
         for number, model in enumerate(models):
@@ -54,24 +54,22 @@ def _models(numbers: Mapping[str, Any]) -> list[str]:
                     name,
                     f"{model['loss']:.3f} {model['unit']}".strip(),
                     *(_value(model[part]) for part in ("mean", "guided", "free")),
-                    "–" if clear is None else f"{clear} of {model['heads']}",
+                    DASH if clear is None else f"{clear} of {model['heads']}",
                 ]
             )
             notes = "".join(f"; {note}" for note in model["notes"])
             sources += [f"* **{name}**: {model['label']}, {model['source']}{notes}"]
     header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
     return [
-        *table(header, rows),
+        Table(header, rows),
         "The interval of a head without a clear rise is not entirely above zero: these texts do not show that the "
         "model needs the head. More texts can show smaller rises, and the removal of several such heads at a time can "
         "raise the loss. Losses were measured on:",
-        "",
-        *sources,
-        "",
+        "\n".join(sources),
     ]
 
 
-def _largest(numbers: Mapping[str, Any]) -> list[str]:
+def _largest(numbers: Mapping[str, Any]) -> list[Block]:
     rows = []
     for arm, models in numbers["models"].items():
         for number, model in enumerate(models):
@@ -79,15 +77,11 @@ def _largest(numbers: Mapping[str, Any]) -> list[str]:
                 rows.append([_name(arm, number, numbers), _head(head), _pattern(head), _change(head), _interval(head)])
     header = ["model", "head", "guided by", "change", "95 % interval"]
     if not rows:
-        return ["No removal of a head raises the loss.", ""]
-    return [
-        f"Heads whose removal raises the loss most, at most {MOST} of each model:",
-        "",
-        *table(header, rows),
-    ]
+        return ["No removal of a head raises the loss."]
+    return [f"Heads whose removal raises the loss most, at most {MOST} of each model:", Table(header, rows)]
 
 
-def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
+def _heads_of_probes(numbers: Mapping[str, Any]) -> list[Block]:
     rows = [
         [
             entry["probe"],
@@ -109,22 +103,20 @@ def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
         "A probe shows what a head attends to; ablation shows whether the loss depends on it. For each probe, the "
         "head chosen on development, its score on test queries, and what its removal does to the loss (rank 1 is the "
         "largest rise):",
-        "",
-        *table(header, rows),
+        Table(header, rows),
     ]
 
 
 def _effect(change: Mapping[str, Any]) -> str:
     """Return in words whether the loss changes without a head, judged by the interval."""
     if change["low"] is None:
-        return "–"
+        return DASH
     if change["low"] > 0:
         return "rises"
     return "falls" if change["high"] < 0 else "has no clear change"
 
 
-def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
-    lines = []
+def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
     rows = [
         [
             arm,
@@ -135,13 +127,14 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         ]
         for arm, difference in numbers["differences"].items()
     ]
+    blocks: list[Block] = []
     if rows:
         header = ["arm", "loss with all heads", "95 % interval", "mean change without a head", "95 % interval"]
-        lines += [f"Differences from {baseline}, on the same texts with the same masked words or labels:", ""]
-        lines += table(header, rows)
+        explained = f"Differences from {baseline}, on the same texts with the same masked words or labels:"
+        blocks += [explained, Table(header, rows)]
     for arm, reason in numbers["not_compared"].items():
-        lines += [f"**The losses of {arm} and {baseline} are not compared: {reason}.**", ""]
-    return lines
+        blocks.append(f"**The losses of {arm} and {baseline} are not compared: {reason}.**")
+    return blocks
 
 
 def _head(entry: Mapping[str, Any]) -> str:
@@ -149,7 +142,7 @@ def _head(entry: Mapping[str, Any]) -> str:
 
 
 def _pattern(head: Mapping[str, Any]) -> str:
-    return "–" if head["pattern"] is None else title(head["pattern"])
+    return DASH if head["pattern"] is None else title(head["pattern"])
 
 
 def _change(entry: Mapping[str, Any], name: str = "change") -> str:
@@ -157,12 +150,12 @@ def _change(entry: Mapping[str, Any], name: str = "change") -> str:
 
 
 def _interval(entry: Mapping[str, Any]) -> str:
-    return "–" if entry["low"] is None else f"{entry['low']:+.4f} to {entry['high']:+.4f}"
+    return interval(entry["low"], entry["high"], digits=4)
 
 
 def _value(mean: Mapping[str, Any] | None) -> str:
     if mean is None:
-        return "–"
+        return DASH
     return _change(mean, "mean") + ("" if mean["low"] is None else f" ({_interval(mean)})")
 
 

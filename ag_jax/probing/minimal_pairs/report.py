@@ -1,4 +1,4 @@
-"""Accuracies on minimal pairs: numbers for report.json, and tables as Markdown.
+"""Accuracies on minimal pairs: numbers for report.json, and the section of a report that shows them.
 
 A pair is right if the good sentence has the higher score; equal scores are wrong. The accuracy of a term, a field or
 all pairs is the mean over paradigms, as BLiMP's is.
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.analysis.markdown import table
+from ag_jax.analysis.report import DASH, Block, Figure, Section, percent
+from ag_jax.analysis.tables import Table
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.probing.minimal_pairs.results import Judged
 from ag_jax.probing.minimal_pairs.scoring import SCORES
@@ -151,8 +152,8 @@ def _differences(
     return differences
 
 
-def markdown(content: Mapping[str, Any]) -> list[str]:
-    """Return the report's section on minimal pairs as lines of Markdown, from its section of report.json."""
+def section(content: Mapping[str, Any]) -> Section:
+    """Return the report's section on minimal pairs, from the result of `numbers`."""
     models = {
         (arm, number): checkpoints
         for arm, of_arm in content["models"].items()
@@ -163,16 +164,13 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
     def name(arm: str, number: int) -> str:
         return f"{arm}, model {number}" if several_models[arm] else arm
 
-    lines = [
-        "## Minimal pairs",
-        "",
+    explained = (
         f"{content['pairs']:,} pairs of {content['paradigms']:,} paradigms. A number is the share of pairs, in "
         "percent, of which a model gives the grammatical sentence the higher pseudo-log-likelihood. Equal scores are "
         "wrong, and guessing is right in half of the pairs. `token` masks one token at a time (Salazar et al. 2020), "
         "`word_l2r` the later tokens of its word, too (Kauf & Ivanova 2023). Numbers of several paradigms are means "
-        "over paradigms, with 95 % intervals over pairs, as if these were independent.",
-        "",
-    ]
+        "over paradigms, with 95 % intervals over pairs, as if these were independent."
+    )
     groups = next(iter(models.values()))[-1]["token"]
     columns = [ALL, *groups["field"]]
     rows = []
@@ -182,30 +180,29 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
         for score in sorted(SCORES, key=lambda score: score != last["default"]):
             cells = [_cell(last[score][ALL][ALL]), *(_cell(last[score]["field"][field]) for field in columns[1:])]
             rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
-    lines += [*table(["model", "score", *columns, "ties"], rows), ""]
-    lines += [_published(), ""]
-    first = next(iter(content["models"]))
+    listing = ", ".join(f"{model} {percent(value)}" for model, value in PUBLISHED.items())
+    first, notes = next(iter(content["models"])), []
     for arm, of_arm in content["differences"].items():
         for number, difference in enumerate(of_arm):
             if difference is not None:
-                lines.append(
+                notes.append(
                     f"* {name(arm, number)}: {100 * difference['difference']:+.1f}{_half(difference)} points from "
                     f"{name(first, number) if number < len(content['models'][first]) else name(first, 0)}, on the same "
                     "pairs, by the score of that model."
                 )
-    notes = _notes(models, name)
-    lines += [*notes, *([""] if notes or content["differences"] else [])]
-    if any(len(checkpoints) > 1 for checkpoints in models.values()):
-        lines += _milestones(models, name)
-    lines += _terms(models, name, groups, content["published"])
-    return lines
-
-
-def _published() -> str:
-    listing = ", ".join(f"{name} {100 * value:.1f}" for name, value in PUBLISHED.items())
-    return (
-        f"For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. 2020): "
-        f"{listing}."
+    notes += _notes(models, name)
+    several = any(len(checkpoints) > 1 for checkpoints in models.values())
+    return Section(
+        "Minimal pairs",
+        [
+            explained,
+            Table(["model", "score", *columns, "ties"], rows),
+            "For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. "
+            f"2020): {listing}.",
+            *(["\n".join(notes)] if notes else []),
+            *(_milestones(models, name) if several else []),
+            _terms(models, name, groups, content["published"]),
+        ],
     )
 
 
@@ -219,15 +216,15 @@ def _notes(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: 
     return lines
 
 
-def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[str]:
+def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[Block]:
     rows = []
     for (arm, number), checkpoints in models.items():
         for checkpoint in checkpoints:
-            tokens = "–" if checkpoint["tokens"] is None else f"{checkpoint['tokens']:,}"
+            tokens = DASH if checkpoint["tokens"] is None else f"{checkpoint['tokens']:,}"
             accuracies = checkpoint[checkpoint["default"]]
             rows.append([name(arm, number), f"{checkpoint['step']:,}", tokens, _cell(accuracies[ALL][ALL])])
-    lines = ["At the checkpoints of the runs:", "", *table(["model", "step", "tokens seen", ALL], rows), ""]
-    return [*lines, f"![Accuracy on minimal pairs over the steps]({FIGURE})", ""]
+    table = Table(["model", "step", "tokens seen", ALL], rows)
+    return ["At the checkpoints of the runs:", table, Figure("Accuracy on minimal pairs over the steps", FIGURE)]
 
 
 def _terms(
@@ -235,7 +232,7 @@ def _terms(
     name: Any,
     groups: Mapping[str, Any],
     published: Mapping[str, Any],
-) -> list[str]:
+) -> Table:
     """Return the table of accuracies by linguistic term (BLiMP), or by paradigm if terms are unknown.
 
     Its columns are the last checkpoint of each model, and the published models, whose accuracies are of all pairs.
@@ -245,23 +242,20 @@ def _terms(
         [
             group,
             *(_cell(checkpoints[-1][checkpoints[-1]["default"]][kind][group]) for checkpoints in models.values()),
-            *(
-                "–" if (value := published_model[kind][group]) is None else f"{100 * value:.1f}"
-                for published_model in published.values()
-            ),
+            *(percent(published_model[kind][group]) for published_model in published.values()),
         ]
         for group in sorted(groups[kind])
     ]
-    return [*table([kind, *(name(*key) for key in models), *published], rows), ""]
+    return Table([kind, *(name(*key) for key in models), *published], rows)
 
 
 def _cell(summary: Mapping[str, Any] | None) -> str:
-    return "–" if summary is None else f"{100 * summary['accuracy']:.1f}{_half(summary)}"
+    return DASH if summary is None else f"{percent(summary['accuracy'])}{_half(summary)}"
 
 
 def _half(summary: Mapping[str, float | None]) -> str:
     half = summary["half_interval"]
-    return "" if half is None else f" ± {100 * half:.1f}"
+    return "" if half is None else f" ± {percent(half)}"
 
 
 def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, float]]]]:

@@ -10,7 +10,7 @@ import scipy.stats
 
 from ag_jax.evaluation import translation
 from ag_jax.objectives.config import TranslationConfig
-from ag_jax.pretraining import translation_report
+from ag_jax.pretraining import report
 from ag_jax.pretraining.scores import TestResult
 
 WORDS = "der Hund läuft schnell über eine grüne Wiese und Kinder spielen Ball im Park".split()
@@ -48,7 +48,7 @@ def config(references, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(config, arms):
-    return json.loads(json.dumps(translation_report.numbers(config, arms)))["news"]
+    return json.loads(json.dumps(report.translation_numbers(config, arms)))["news"]
 
 
 def student(baseline, other):
@@ -63,11 +63,11 @@ def test_arms_are_compared_over_seeds_and_over_sentences(found, arms, references
     for metric in translation.METRICS:
         values = {arm: [run["news"].scores[metric]["value"] for run in runs] for arm, runs in arms.items()}
         assert {arm: found["values"][arm][metric] for arm in arms} == values
-        assert found["p_value"]["base"][metric] is None
-        for arm in ("ag", "hard_coded"):
-            assert found["p_value"][arm][metric] == pytest.approx(student(values["base"], values[arm]))
+        for arm, differences in found["differences_over_seeds"].items():
+            assert differences[metric]["p_value"] == pytest.approx(student(values["base"], values[arm]))
         assert found["first_seed"]["ag"][metric]["value"] == values["ag"][0]
-    assert found["p_value"]["hard_coded"]["bleu"] < 0.05 < found["p_value"]["ag"]["bleu"]
+    p_values = {arm: differences["bleu"]["p_value"] for arm, differences in found["differences_over_seeds"].items()}
+    assert list(p_values) == ["ag", "hard_coded"] and p_values["hard_coded"] < 0.05 < p_values["ag"]
     expected = translation.compare({arm: runs[0]["news"].lines for arm, runs in arms.items()}, references, "base")
     assert list(found["differences"]) == ["ag", "hard_coded"]
     for arm, of_arm in expected.items():
@@ -78,7 +78,7 @@ def test_arms_are_compared_over_seeds_and_over_sentences(found, arms, references
 
 
 def test_one_arm_and_one_seed_have_no_tests(config, arms):
-    found = translation_report.numbers(config, {"base": arms["base"][:1]})
-    nothing = {"base": dict.fromkeys(translation.METRICS)}
-    assert found["news"]["differences"] == {} and found["news"]["p_value"] == nothing
-    assert "±" not in "\n".join(translation_report.markdown(found, (3,), "base"))
+    found = report.translation_numbers(config, {"base": arms["base"][:1]})
+    assert found["news"]["differences"] == found["news"]["differences_over_seeds"] == {}
+    content = {"seeds": [3], "baseline": "base"}
+    assert "±" not in report._translations("news", found["news"], content).markdown()

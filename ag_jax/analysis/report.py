@@ -1,0 +1,176 @@
+"""Reports of experiments: a title, sections of paragraphs, tables and figures, and the numbers behind them.
+
+Beside the parts of a report, this module has what the reports of several commands have in common: differences between
+arms (variants) over seeds, the settings in which arms differ, and the formats of numbers.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from ag_jax.analysis.tables import Table
+from ag_jax.distributed import storage
+from ag_jax.evaluation.significance import PairedDifference, spread
+from ag_jax.settings import schema
+
+DASH = "–"  # in the place of a value that is not known
+DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
+DIFFERENCE_EXPLAINED = (
+    "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
+    "for the test to give p < .05 in four of five repetitions, with as many seeds that differ as much."
+)
+Differences = Mapping[str, Mapping[str, Mapping[str, Any] | None]]  # the result of `differences_json`
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of a report, or a web page to which the report links.
+
+    caption: what it shows, in a few words.
+    path: where it is, relative to the report.
+    """
+
+    caption: str
+    path: str
+
+    def markdown(self) -> str:
+        """Return the figure in Markdown."""
+        is_page = self.path.endswith(".html")
+        return f"[{self.path}]({self.path})" if is_page else f"![{self.caption}]({self.path})"
+
+
+Block = str | Table | Figure  # a text is a paragraph or a list in Markdown
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    title: its heading; empty for what stands above all headings.
+    blocks: its paragraphs, tables and figures.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+
+    def markdown(self) -> str:
+        """Return the section in Markdown, with blank lines between its blocks."""
+        texts = [block if isinstance(block, str) else block.markdown() for block in self.blocks]
+        return "\n\n".join([*([f"## {self.title}"] if self.title else []), *texts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a command reports of an experiment.
+
+    title: title of the experiment.
+    command: the command that makes this report again.
+    content: the numbers of the report as JSON values.
+    sections: what the report shows of the numbers.
+    warnings: sentences without a full stop that stand above all sections, such as those that `arms.overridden` returns.
+    """
+
+    title: str
+    command: str
+    content: Mapping[str, Any]
+    sections: Sequence[Section]
+    warnings: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """Return the report in Markdown."""
+        first = [f"# {self.title}", f"`{self.command}`", *(f"**{warning}.**" for warning in self.warnings)]
+        return "\n\n".join([*first, *(section.markdown() for section in self.sections)]) + "\n"
+
+    def write(self, workdir: epath.Path, numbers: str = "report.json") -> epath.Path:
+        """Write the numbers and then `report.md`; return the path of `report.md`.
+
+        numbers: name of the file with the numbers.
+        """
+        storage.write_whole(workdir / numbers, json.dumps(self.content, indent=2) + "\n")
+        storage.write_whole(workdir / "report.md", self.markdown())
+        return workdir / "report.md"
+
+
+def decimals(value: float | None, missing: str = DASH) -> str:
+    """Return a number with three decimals; for None, the text `missing`."""
+    return missing if value is None else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a fraction as a percentage with one decimal, without the sign %; a dash for None."""
+    return DASH if value is None else f"{100 * value:.1f}"
+
+
+def interval(low: float | None, high: float | None, digits: int = 3) -> str:
+    """Return the interval of a difference, both ends with a sign; a dash if it is not known, so that `low` is None."""
+    return DASH if low is None else f"{low:+.{digits}f} to {high:+.{digits}f}"
+
+
+def rows_of_metrics(
+    labels: Mapping[str, str], values: Mapping[str, Mapping[str, Sequence[float]]], differences: Differences
+) -> list[list[str]]:
+    """Return rows of a table with a column for each arm: `mean ± standard deviation (p = ...)` of each metric.
+
+    labels: {metric: its name in the first column}.
+    values: {arm: {metric: the values of the seeds}}.
+    differences: those of the arms from the baseline over seeds; where there is none, no p is shown.
+    """
+
+    def cell(arm: str, metric: str) -> str:
+        difference = differences.get(arm, {}).get(metric)
+        return f"{spread(values[arm][metric])}" + (f" (p = {difference['p_value']:.2g})" if difference else "")
+
+    return [[label, *(cell(arm, metric) for arm in values)] for metric, label in labels.items()]
+
+
+def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
+    """Return the differences of arms from the baseline as JSON values, {arm: {metric: difference or None}}."""
+    return {
+        arm: {key: difference and dataclasses.asdict(difference) for key, difference in of_arm.items()}
+        for arm, of_arm in differences.items()
+    }
+
+
+def difference_cells(difference: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
+    """Return the table cells, one for each column of `DIFFERENCE_HEADER`, that show a difference of two arms.
+
+    difference: a `PairedDifference` as JSON.
+    scale: what the difference is multiplied by, such as 100 to show fractions as percentages.
+    """
+    mean, low, high, smallest = (
+        scale * value for value in (difference["mean"], *difference["interval"], difference["smallest"])
+    )
+    p_values = (f"{difference[name]:.2g}" for name in ("p_value", "p_corrected"))
+    return [f"{mean:+.{digits}f}", interval(low, high, digits), *p_values, f"{smallest:.{digits}f}"]
+
+
+def differences_blocks(differences: Differences, labels: Mapping[str, str], baseline: str) -> list[Block]:
+    """Return a table of the differences of arms from the baseline, below a sentence about it; [] without differences.
+
+    labels: how the metrics are named in the table.
+    """
+    rows = [
+        [arm, labels[key], *difference_cells(difference)]
+        for arm, of_arm in differences.items()
+        for key, difference in of_arm.items()
+        if difference is not None
+    ]
+    explained = f"Differences from {baseline}, paired by seed. {DIFFERENCE_EXPLAINED}"
+    return [explained, Table(["Arm", "", *DIFFERENCE_HEADER], rows)] if rows else []
+
+
+def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] | None = None) -> Section:
+    """Return the section with the settings in which arms differ.
+
+    arms: the flat settings of each arm, by name, without those that have no effect there.
+    defaults: flat settings; one that only some arms have is left out if it is at its default there.
+    """
+    names = dict.fromkeys(key for settings in arms.values() for key in settings)
+    values = {key: {repr(settings.get(key, DASH)) for settings in arms.values()} for key in names}
+    at_default = {key: {repr(DASH), repr((defaults or {}).get(key, DASH))} for key in names}
+    keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
+    rows = [[f"`{key}`", *(schema.shown(arm.get(key, DASH)) for arm in arms.values())] for key in keys]
+    return Section("What differs between the arms", [Table(["Setting", *arms], rows) if rows else "Nothing."])
