@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ag_jax import interruption
 from ag_jax.command_line import huge_pages
+from ag_jax.distributed import interruption
 
 
 def main(argv: list[str]) -> int:

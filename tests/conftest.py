@@ -34,7 +34,7 @@ import pathlib
 import jax
 import pytest
 
-from ag_jax import imported
+from ag_jax.settings import imported
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -871,7 +871,7 @@ BUGS = (
     ),
     Bug(
         "what a stored file names is imported",
-        "ag_jax/imported.py",
+        "ag_jax/settings/imported.py",
         "return _trusts_all or path in _allowed or not _is_stored(path)",
         "return True",
         "tests/test_imported.py",

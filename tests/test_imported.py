@@ -6,9 +6,8 @@ import types
 
 import pytest
 
-from ag_jax import imported
 from ag_jax.data.json_files import read_json
-from ag_jax.settings import config_files
+from ag_jax.settings import config_files, imported
 
 CONFIG = """
 from ag_jax.data.json_files import read_json

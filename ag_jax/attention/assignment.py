@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax import imported
 from ag_jax.attention.config import GuidanceConfig
+from ag_jax.settings import imported
 
 PATTERNS = ("next", "prev", "first", "delim", "period", "same")  # those built in, which `patterns` defines
 

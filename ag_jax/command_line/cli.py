@@ -16,7 +16,6 @@ from typing import IO, Any
 import jax
 from etils import epath
 
-from ag_jax import imported, interruption
 from ag_jax.command_line.parser import shortened
 from ag_jax.command_line.verbs import (
     Compare,
@@ -36,7 +35,7 @@ from ag_jax.command_line.verbs import (
 )
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.json_files import read_json
-from ag_jax.distributed import hosts, storage
+from ag_jax.distributed import hosts, interruption, storage
 from ag_jax.finetuning import trial
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, finetuned, hub, importing, milestones
@@ -47,7 +46,7 @@ from ag_jax.pretraining import run, run_directory, scores, translate, words, wor
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
-from ag_jax.settings import schema
+from ag_jax.settings import imported, schema
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.stopping import Interrupted

@@ -20,10 +20,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-from ag_jax import interruption
 from ag_jax.data import checksums
 from ag_jax.data.checksums import CheckedFile
 from ag_jax.data.json_files import FAULTS
+from ag_jax.distributed import interruption
 
 PARTIAL = ".partial-"
 ABANDONED = 24 * 3600  # seconds without a write, after which the process that wrote a partial directory counts as dead

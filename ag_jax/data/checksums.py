@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ag_jax import interruption
+from ag_jax.distributed import interruption
 
 BLOCK = 2**18  # bytes
 

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from ag_jax import interruption
 from ag_jax.data import checksums, tokenizers
 from ag_jax.data.cache import Entry
 from ag_jax.data.checksums import KnownContent
@@ -26,6 +25,7 @@ from ag_jax.data.config import DataConfig
 from ag_jax.data.entries import Entries, Write
 from ag_jax.data.progress import Progress
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import interruption
 
 CACHE_VERSION = 4  # increased whenever the same settings give different rows
 SPLITS = ("train", "validation")

@@ -19,11 +19,11 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import interruption
 from ag_jax.data import cache, checksums
 from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import reading
+from ag_jax.distributed import interruption
 
 # Takes the lock with this path, within a `with` statement, if no other process has it; its value is true if it did.
 Claim = Callable[[epath.Path], AbstractContextManager[object]]

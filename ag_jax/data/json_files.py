@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import imported
+from ag_jax.settings import imported
 
 # What Python raises in code that reads a file which does not hold what the code expects.
 FAULTS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError, ValueError)

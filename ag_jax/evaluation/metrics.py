@@ -13,10 +13,10 @@ import numpy as np
 import scipy.stats
 import sklearn.metrics
 
-from ag_jax import imported
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
 from ag_jax.evaluation.answers import Candidates
+from ag_jax.settings import imported
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from ag_jax import imported
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import storage
@@ -17,7 +16,7 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run_directory
-from ag_jax.settings import schema
+from ag_jax.settings import imported, schema
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from ag_jax import imported
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import hosts, lock
 from ag_jax.evaluation import metrics
@@ -26,7 +25,7 @@ from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
 from ag_jax.pretraining.config import check_scores
-from ag_jax.settings import schema
+from ag_jax.settings import imported, schema
 from ag_jax.training.wandb_run import Labels, check_installed
 
 

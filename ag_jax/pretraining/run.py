@@ -14,7 +14,6 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from ag_jax import imported
 from ag_jax.attention.assignment import not_allowed
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data import pipeline
@@ -43,7 +42,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import bias_at
-from ag_jax.settings import schema
+from ag_jax.settings import imported, schema
 from ag_jax.training import chips, sharding, summary
 from ag_jax.training import train as loop
 from ag_jax.training.checkpoint import Checkpoint, Checkpoints

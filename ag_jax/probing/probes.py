@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax import imported
 from ag_jax.data.probes import checking, coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import word_lengths
 from ag_jax.probing.models import ProbedModel
+from ag_jax.settings import imported
 
 SPECIALS = 2  # begin and end token of a window
 

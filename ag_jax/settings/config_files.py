@@ -22,8 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from ml_collections import ConfigDict
 
-from ag_jax import imported
-from ag_jax.settings import schema
+from ag_jax.settings import imported, schema
 
 
 def OneOf(*names: Any) -> Any:

@@ -11,8 +11,7 @@ import itertools
 import threading
 from typing import Self
 
-from ag_jax import interruption
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, interruption
 
 LOOK_EVERY = 0.5  # seconds
 _numbers = itertools.count()  # numbers of this process's contexts: the same on all hosts, which enter them in one order

@@ -17,12 +17,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ag_jax import interruption
 from ag_jax.data import local
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
 from ag_jax.data.text import fields, files, sources
+from ag_jax.distributed import interruption
 
 JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ag_jax import interruption
 from ag_jax.data.cache import Entry
 from ag_jax.data.checksums import CheckedArray
 from ag_jax.data.text.formats import Row
 from ag_jax.data.text.store import Rows, RowsWriter
+from ag_jax.distributed import interruption
 
 SIDES = ("source", "target")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax import imported
 from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tasks import lookalikes, spans, tagging
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
 from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
+from ag_jax.settings import imported
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 _TABLES, _CONLL = (".csv", ".tsv"), ("", ".conll", ".conll03", ".txt", ".bio", ".iob", ".iob2")

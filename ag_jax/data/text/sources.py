@@ -30,12 +30,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ag_jax import interruption
 from ag_jax.data import prepared
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.text import babylm, fields, hub, remote
 from ag_jax.data.text import files as text_files
 from ag_jax.data.text.wikipedia import clean_wikipedia
+from ag_jax.distributed import interruption
 
 TFDS_RECORDS, TFDS_RECORD_SIZE = 10_000, 4_000  # records of a unit, and bytes of text that a record is taken to have
 _WEIGHT = re.compile(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax import interruption
 from ag_jax.data.cache import Entry
 from ag_jax.data.checksums import CheckedArray, CheckedFile
+from ag_jax.distributed import interruption
 
 WRITE_BUFFER = 2**20  # bytes
 COUNTED_TOGETHER = 2**22  # tokens
