@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.analysis.report import DASH, Section, percent
+from ag_jax.analysis.report import DASH, Figure, Section, percent, table_of_layers
 from ag_jax.analysis.tables import Table
 
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
@@ -91,27 +91,24 @@ def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
     return MaskedShare(np.array([begins[step] for step in steps]), np.array(steps), share_S, share_SN)
 
 
-def masked_section(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> Section:
+def masked_section(header: Sequence[str], shares: Mapping[Any, MaskedShare], *figures: Figure) -> Section:
     """Return a report's section on the shares of query-key pairs masked at the end of training.
 
     header: names of the first columns.
     shares: {cells of the first columns: share of masked units}, as fractions; the table has per cent.
     """
-    layers = max(share.share_SN.shape[1] for share in shares.values())
-    columns = [*header, "Steps", "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
     rows = []
     for key, share in shares.items():
         overall, share_N = share.at_end
         first, last = share.late_steps
-        cells = [f"{first:,} to {last:,}", *map(percent, (overall, *share_N))]
-        rows.append([*key, *cells, *[DASH] * (layers - len(share_N))])
+        rows.append(([*key, f"{first:,} to {last:,}"], [*map(percent, (overall, *share_N))]))
     explained = (
         "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked "
         "at the end of training, as a mean over the seeds. The steps are those of the logged rows that lie in "
         "the last fifth of training, or of the last row if none does. "
         "Where an adversary masks more, the model is more vulnerable."
     )
-    return Section("What was masked", [explained, Table(columns, rows)])
+    return Section("What was masked", [explained, table_of_layers([*header, "Steps"], rows), *figures])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +131,7 @@ class Temperatures:
     plain: float | None = None
 
 
-def temperature_section(by_task: Mapping[str, Temperatures]) -> Section:
+def temperature_section(by_task: Mapping[str, Temperatures], *figures: Figure) -> Section:
     """Return a report's section on task scores by tau, the temperature of adversarial self-attention."""
     taus = sorted({tau for scores in by_task.values() for tau in scores.taus})
     columns = ["Task", "Metric", *(f"tau = {tau:g}" for tau in taus), "Without an attack"]
@@ -148,4 +145,4 @@ def temperature_section(by_task: Mapping[str, Temperatures]) -> Section:
     explained = (
         "The lower the temperature tau, the less a masked unit costs the adversary, and the stronger it attacks."
     )
-    return Section("Scores against the temperature", [explained, Table(columns, rows)])
+    return Section("Scores against the temperature", [explained, Table(columns, rows), *figures])

@@ -22,7 +22,7 @@ import numpy as np
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
-from ag_jax.analysis.report import DASH
+from ag_jax.analysis.report import table_of_layers
 from ag_jax.analysis.tables import Table
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import encoder
@@ -207,13 +207,9 @@ def changes_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str],
     header: names of the first columns.
     rows: (cells of the first columns, change of each layer).
     """
-    layers = max(len(change_N) for _, change_N in rows)
-    columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
-    cells_of_rows = []
-    for cells, change_N in rows:
-        values = [_two_digits(value) for value in (change_N.mean(), *change_N)]
-        cells_of_rows.append([*cells, *values, *[DASH] * (layers - len(change_N))])
-    return Table(columns, cells_of_rows)
+    return table_of_layers(
+        header, [(cells, [*map(_two_digits, (change_N.mean(), *change_N))]) for cells, change_N in rows]
+    )
 
 
 def _two_digits(value: float) -> str:

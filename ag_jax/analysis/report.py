@@ -50,7 +50,7 @@ class Section:
     """A section of a report.
 
     title: its heading; empty for what stands above all headings.
-    blocks: its paragraphs, tables and figures.
+    blocks: its paragraphs, tables and figures. Empty texts are left out, and a section that has nothing else.
     """
 
     title: str
@@ -58,8 +58,8 @@ class Section:
 
     def markdown(self) -> str:
         """Return the section in Markdown, with blank lines between its blocks."""
-        texts = [block if isinstance(block, str) else block.markdown() for block in self.blocks]
-        return "\n\n".join([*([f"## {self.title}"] if self.title else []), *texts])
+        texts = (block if isinstance(block, str) else block.markdown() for block in self.blocks)
+        return "\n\n".join(filter(None, [self.title and f"## {self.title}", *texts]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Report:
 
     title: title of the experiment.
     command: the command that makes this report again.
-    content: the numbers of the report as JSON values.
+    content: its numbers as JSON values, beside which title and command are stored.
     sections: what the report shows of the numbers.
-    warnings: sentences without a full stop that stand above all sections, such as those that `arms.overridden` returns.
+    warnings: sentences, without their full stops, that stand above all sections.
     """
 
     title: str
@@ -82,14 +82,15 @@ class Report:
     def markdown(self) -> str:
         """Return the report in Markdown."""
         first = [f"# {self.title}", f"`{self.command}`", *(f"**{warning}.**" for warning in self.warnings)]
-        return "\n\n".join([*first, *(section.markdown() for section in self.sections)]) + "\n"
+        return "\n\n".join([*first, *(one.markdown() for one in self.sections if any(one.blocks))]) + "\n"
 
     def write(self, workdir: epath.Path, numbers: str = "report.json") -> epath.Path:
-        """Write the numbers and then `report.md`; return the path of `report.md`.
+        """Write the numbers as JSON and then `report.md`; return the path of `report.md`.
 
-        numbers: name of the file with the numbers.
+        numbers: name of the JSON file.
         """
-        storage.write_whole(workdir / numbers, json.dumps(self.content, indent=2) + "\n")
+        content = {"title": self.title, "command": self.command, **self.content}
+        storage.write_whole(workdir / numbers, json.dumps(content, indent=2) + "\n")
         storage.write_whole(workdir / "report.md", self.markdown())
         return workdir / "report.md"
 
@@ -105,7 +106,7 @@ def percent(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return the interval of a difference, both ends with a sign; a dash if it is not known, so that `low` is None."""
+    """Return the interval of a difference as text, both ends with a sign; a dash if they are None."""
     return DASH if low is None else f"{low:+.{digits}f} to {high:+.{digits}f}"
 
 
@@ -162,7 +163,18 @@ def differences_blocks(differences: Differences, labels: Mapping[str, str], base
     return [explained, Table(["Arm", "", *DIFFERENCE_HEADER], rows)] if rows else []
 
 
-def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] | None = None) -> Section:
+def table_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Table:
+    """Return a table with a column for all layers and one for each layer, with dashes where a model has fewer.
+
+    header: names of the first columns.
+    rows: (cells of the first columns, those of all layers and of each layer).
+    """
+    layers = max(len(cells) for _, cells in rows) - 1
+    columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
+    return Table(columns, [[*first, *cells, *[DASH] * (layers + 1 - len(cells))] for first, cells in rows])
+
+
+def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] = {}) -> Section:
     """Return the section with the settings in which arms differ.
 
     arms: the flat settings of each arm, by name, without those that have no effect there.
@@ -170,7 +182,7 @@ def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[st
     """
     names = dict.fromkeys(key for settings in arms.values() for key in settings)
     values = {key: {repr(settings.get(key, DASH)) for settings in arms.values()} for key in names}
-    at_default = {key: {repr(DASH), repr((defaults or {}).get(key, DASH))} for key in names}
+    at_default = {key: {repr(DASH), repr(defaults.get(key, DASH))} for key in names}
     keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
     rows = [[f"`{key}`", *(schema.shown(arm.get(key, DASH)) for arm in arms.values())] for key in keys]
     return Section("What differs between the arms", [Table(["Setting", *arms], rows) if rows else "Nothing."])

@@ -107,10 +107,12 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
         path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
-        found += [_with_figure(attacks.masked_section(["Task", "Arm"], shares), "Masked share", path)]
+        figure = Figure("Masked share", f"figures/{path.name}")
+        found.append(attacks.masked_section(["Task", "Arm"], shares, figure))
     if by_task:
         path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
-        found += [_with_figure(attacks.temperature_section(by_task), "Scores against the temperature", path)]
+        figure = Figure("Scores against the temperature", f"figures/{path.name}")
+        found.append(attacks.temperature_section(by_task, figure))
     return found + _changes(arms, numbers) + _maps(arms, workdir)
 
 
@@ -140,10 +142,6 @@ def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[Sectio
     )
     table = changes.changes_of_layers(["Task", "Arm"], rows)
     return [Section("How far attacks change attention", [table, explanation])]
-
-
-def _with_figure(section: Section, caption: str, path: epath.Path) -> Section:
-    return Section(section.title, [*section.blocks, Figure(caption, f"figures/{path.name}")])
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:

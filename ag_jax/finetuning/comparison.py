@@ -139,20 +139,11 @@ def _write_report(
         for arm, of_arm in chosen.items():
             # Arms share the notes on a task's splits, so what the baseline has noted is not repeated.
             notes[name] += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
-            directory = workdir / "submission" if len(chosen) == 1 else workdir / arm / "submission"
-            notes[name] += [
-                note if len(chosen) == 1 else f"{arm}: {note}" for note in submission.write_all(directory, of_arm[name])
-            ]
-    numbers = {
-        "title": first.title,
-        "command": arms.command(verb, base),
-        "seeds": list(first.seeds),
-        "arms": list(configs),
-        "baseline": baseline,
-        **({"overridden": list(overridden)} if overridden else {}),
-        **report.numbers(chosen, notes),
-    }
-    # Before the report is written, because `attacked.sections` adds the masked shares to `numbers`.
+            named, folder = ("", workdir) if len(chosen) == 1 else (f"{arm}: ", workdir / arm)
+            notes[name] += [f"{named}{note}" for note in submission.write_all(folder / "submission", of_arm[name])]
+    numbers = report.numbers(first.seeds, chosen, notes)
+    if overridden:
+        numbers["overridden"] = list(overridden)
     flat = {arm: schema.flat(schema.to_dict(config)) for arm, config in configs.items()}
     sections = report.sections(numbers, flat, attacked.sections(trained, numbers, workdir))
-    return Report(first.title, numbers["command"], numbers, sections, overridden).write(workdir)
+    return Report(first.title, arms.command(verb, base), numbers, sections, overridden).write(workdir)

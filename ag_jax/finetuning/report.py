@@ -10,7 +10,6 @@ from ag_jax.analysis.report import (
     DASH,
     DIFFERENCE_EXPLAINED,
     DIFFERENCE_HEADER,
-    Block,
     Section,
     difference_cells,
     differences_json,
@@ -22,10 +21,20 @@ from ag_jax.evaluation.significance import SIGNIFICANT, over_seeds
 from ag_jax.finetuning import results
 from ag_jax.finetuning.results import Chosen
 
-ReportFigures = dict[str, Any]
+COUNTS = {
+    "train": "Training examples",
+    "validation": "Development examples",
+    "truncated": "Cut to fit",
+    "cut_words": "Tagged words cut off",
+    "lost": "Answers in no window",
+    "skipped": "Malformed, left out",
+    "trials": "Trials",
+}
 
 
-def numbers(chosen: Mapping[str, Mapping[str, Chosen]], notes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def numbers(
+    seeds: Sequence[int], chosen: Mapping[str, Mapping[str, Chosen]], notes: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Return the numbers of each task and arm, and the differences of arms from the first one, as JSON values.
 
     chosen: the results of each arm, by task; the baseline first.
@@ -48,11 +57,17 @@ def numbers(chosen: Mapping[str, Mapping[str, Chosen]], notes: Mapping[str, Sequ
         arm: {name: headline(task["arms"][arm], task["metric"])["values"] for name, task in tasks.items()}
         for arm in chosen
     }
-    return {"tasks": tasks, "differences": differences_json(over_seeds(scores))}
+    return {
+        "seeds": list(seeds),
+        "arms": list(chosen),
+        "baseline": baseline,
+        "tasks": tasks,
+        "differences": differences_json(over_seeds(scores)),
+    }
 
 
 def sections(
-    numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], of_attacks: Sequence[Section] = ()
+    numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], of_attacks: Sequence[Section] = ()
 ) -> list[Section]:
     """Return the sections of the report of `ag-jax finetune`.
 
@@ -61,7 +76,8 @@ def sections(
     of_attacks: the sections on attacks (`attacked.sections`).
     """
     arms = numbers["arms"]
-    several, notes = len(arms) > 1, _notes(numbers)
+    notes = [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
+    several = len(arms) > 1
     return [
         _scores(numbers, arms, settings),
         *([_significance(numbers, arms)] if several else []),
@@ -69,7 +85,7 @@ def sections(
         *of_attacks,
         _sweeps(numbers, arms),
         _counts(numbers, arms),
-        *([Section("Notes", ["\n".join(notes)])] if notes else []),
+        Section("Notes", ["\n".join(notes)]),
         *([settings_section(settings)] if several else []),
     ]
 
@@ -101,29 +117,23 @@ def headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
     return of_arm["splits"][of_arm["headline"]][metric]
 
 
-def _last_epochs(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]]) -> str:
+def _last_epochs(numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the part of a sentence that names the tasks whose last epoch is scored instead of the best; "" if none."""
     of_baseline = settings[numbers["baseline"]]  # the arms have the same `scored_epoch`
     tasks = [name for name in numbers["tasks"] if of_baseline.get(f"tasks.{name}.scored_epoch") == "last"]
     return f", but of {', '.join(tasks)} the last epoch, the only one that was evaluated" if tasks else ""
 
 
-def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> Section:
-    seeds, several_seeds = numbers["seeds"], len(numbers["seeds"]) > 1
-    over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
+def _scores(numbers: Mapping[str, Any], arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> Section:
+    seeds = numbers["seeds"]
+    over = (
+        f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), and in brackets the median."
+    )
     points = {len(of_arm["sweep"]) for task in numbers["tasks"].values() for of_arm in task["arms"].values()}
     of_sweep = "of every sweep the point with the best median on the development set, " if max(points) > 1 else ""
     epoch = f"of every trial the epoch that was best on the development set{_last_epochs(numbers, settings)}"
-    blocks: list[Block] = [
-        f"Mean ± standard deviation {over}, and in brackets the median."
-        if several_seeds
-        else f"One seed ({seeds[0]}).",
-        f"Shown is {of_sweep}{epoch}.",
-    ]
-    if len(arms) > 1:
-        p = f"p < {SIGNIFICANT:g}"
-        blocks += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
-    rows = []
+    p, rows = f"p < {SIGNIFICANT:g}", []
+    marked = f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."
     for name, task in numbers["tasks"].items():
         scores = {arm: headline(task["arms"][arm], task["metric"]) for arm in arms}
         base = scores[numbers["baseline"]]["mean"]
@@ -132,7 +142,15 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
         ]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *cells])
         rows += _further_rows(name, task, arms)
-    return Section("Scores", [*blocks, Table(["Task", "Metric", "Set", *arms], rows)])
+    return Section(
+        "Scores",
+        [
+            over if len(seeds) > 1 else f"One seed ({seeds[0]}).",
+            f"Shown is {of_sweep}{epoch}.",
+            marked if len(arms) > 1 else "",
+            Table(["Task", "Metric", "Set", *arms], rows),
+        ],
+    )
 
 
 def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[list[str]]:
@@ -146,7 +164,7 @@ def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[l
     ]
 
 
-def _significance(numbers: ReportFigures, arms: list[str]) -> Section:
+def _significance(numbers: Mapping[str, Any], arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         base = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
@@ -167,7 +185,7 @@ def _significance(numbers: ReportFigures, arms: list[str]) -> Section:
     return Section("Differences", [explained, Table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows)])
 
 
-def _all_metrics(numbers: ReportFigures, arms: list[str]) -> Section:
+def _all_metrics(numbers: Mapping[str, Any], arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         for split in dict.fromkeys(split for of_arm in task["arms"].values() for split in of_arm["splits"]):
@@ -181,15 +199,12 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> Section:
                     text = DASH if summary is None else cell(summary)
                     row.append(text if together is None else f"{text}; together {percent(together)}")
                 rows.append(row)
-    explained = ["*Together* is the ensemble of the seeds' models, whose scores are averaged."]
-    blocks: list[Block] = [
-        *(explained if len(numbers["seeds"]) > 1 else []),
-        Table(["Task", "Set", "Metric", *arms], rows),
-    ]
-    return Section("All sets and metrics", blocks)
+    explained = "*Together* is the ensemble of the seeds' models, whose scores are averaged."
+    table = Table(["Task", "Set", "Metric", *arms], rows)
+    return Section("All sets and metrics", [explained if len(numbers["seeds"]) > 1 else "", table])
 
 
-def _sweeps(numbers: ReportFigures, arms: list[str]) -> Section:
+def _sweeps(numbers: Mapping[str, Any], arms: list[str]) -> Section:
     rows = []
     points = [
         point for task in numbers["tasks"].values() for of_arm in task["arms"].values() for point in of_arm["sweep"]
@@ -198,15 +213,12 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> Section:
     for name, task in numbers["tasks"].items():
         for arm in arms:
             for point in task["arms"][arm]["sweep"]:
-                mark = "**" if point["chosen"] else ""
-                epochs = ", ".join(map(str, point["best_epochs"]))
-                rate, median = (
-                    f"{mark}{values}{mark}" for values in (f"{point['learning_rate']:g}", percent(point["median"]))
-                )
-                swept = point.get("swept", {})
+                mark, swept = "**" if point["chosen"] else "", point.get("swept", {})
+                rate, median = f"{mark}{point['learning_rate']:g}{mark}", f"{mark}{percent(point['median'])}{mark}"
                 values = [f"{swept[swept_name]:g}" if swept_name in swept else DASH for swept_name in swept_names]
-                point_cells = [rate, str(point["batch_size"]), *values]
-                rows.append([name, arm, *point_cells, median, cell(point), str(point["n"]), epochs])
+                epochs = ", ".join(map(str, point["best_epochs"]))
+                cells = [rate, str(point["batch_size"]), *values, median, cell(point), str(point["n"]), epochs]
+                rows.append([name, arm, *cells])
     # A column for each setting that some task sweeps; the others have a dash there.
     columns = [swept_name.replace("_", " ").capitalize() for swept_name in swept_names]
     header = ["Task", "Arm", "Learning rate", "Batch", *columns]
@@ -214,27 +226,13 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> Section:
     return Section("Sweeps", ["On the development set; what was chosen is bold.", Table(header, rows)])
 
 
-def _counts(numbers: ReportFigures, arms: list[str]) -> Section:
+def _counts(numbers: Mapping[str, Any], arms: list[str]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         for arm in arms:
-            counts = task["arms"][arm]["counts"]
-            keys = ("train", "validation", "truncated", "cut_words", "lost", "skipped", "trials")
-            cells = [f"{counts[key]:,}" for key in keys]
-            rows.append([name, arm, *cells, f"{task['arms'][arm]['seconds']:,.0f}"])
-    header = [
-        "Task",
-        "Arm",
-        "Training examples",
-        "Development examples",
-        "Cut to fit",
-        "Tagged words cut off",
-        "Answers in no window",
-    ]
-    header += ["Malformed, left out", "Trials", "Seconds"]
-    explanation = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
-    return Section("Examples and times", [explanation, Table(header, rows)])
-
-
-def _notes(numbers: ReportFigures) -> list[str]:
-    return [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
+            of_arm = task["arms"][arm]
+            counts = [f"{of_arm['counts'][key]:,}" for key in COUNTS]
+            rows.append([name, arm, *counts, f"{of_arm['seconds']:,.0f}"])
+    explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
+    table = Table(["Task", "Arm", *COUNTS.values(), "Seconds"], rows)
+    return Section("Examples and times", [explained, table])

@@ -182,21 +182,12 @@ def _report(
     shares = last_layer.measure(configs, directories)
     for arm, of_arm in shares.items():
         numbers["arms"][arm]["last_layer"] = of_arm
-    translations: dict[str, Any] = {}
     if scored[first_run]:
         by_arm = {arm: [scored[arm, seed] for seed in seeds] for arm in arm_names}
-        translations = report.translation_numbers(first.translation, by_arm)
-    command = arms.command("compare", base)
-    content = {
-        "title": first.title,
-        "command": command,
-        **({"overridden": overridden} if overridden else {}),
-        **({"warnings": warnings} if warnings else {}),
-        **numbers,
-        **({"translations": translations} if translations else {}),
-    }
-    sections = report.sections(headline, results, content, figures)
-    return Report(first.title, command, content, sections, [*overridden, *warnings]).write(workdir)
+        numbers["translations"] = report.translation_numbers(first.translation, by_arm)
+    numbers |= {name: found for name, found in (("overridden", overridden), ("warnings", warnings)) if found}
+    sections, command = report.sections(headline, results, numbers, figures), arms.command("compare", base)
+    return Report(first.title, command, numbers, sections, [*overridden, *warnings]).write(workdir)
 
 
 def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:

@@ -1,7 +1,7 @@
 """The report of a comparison of pre-training runs: its numbers, and what it shows of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.attacks import masked_section, masked_share
@@ -33,6 +33,8 @@ MEASURES = {
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
+LIMITS = ("time_limit", "patience")  # settings of `training` by which a run may end
+SETTLED = "guidance_settled_at_step"  # in the numbers of an arm with guidance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +110,10 @@ def numbers(
             "left_plateau_at_step": [first_step_below(rows, threshold, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
-        if any({"time_limit", "patience"} & summary.keys() for summary in arm.summaries):
+        if any({*LIMITS} & summary.keys() for summary in arm.summaries):
             result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
-            result["arms"][arm.name]["guidance_settled_at_step"] = settled
+            result["arms"][arm.name][SETTLED] = settled
         if (share := masked_share(arm.metrics)) is not None:
             result["arms"][arm.name]["masked"] = share.numbers()
     return result
@@ -186,31 +188,19 @@ def sections(
     ]
 
 
+def _mean_over(seeds: Sequence[int], listing: str = "") -> str:
+    """Return the beginning of a sentence about the numbers of a table; `listing` says which seeds these are."""
+    return (
+        f"Mean over {len(seeds)} seeds{listing} ± standard deviation"
+        if len(seeds) > 1
+        else f"Mean over 1 seed{listing}"
+    )
+
+
 def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any]) -> Section:
     seeds, baseline, of_arms = content["seeds"], content["baseline"], content["arms"]
-    explained = (
-        f"Mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''} ({', '.join(map(str, seeds))})"
-        + (" ± standard deviation;" if len(seeds) > 1 else ";")
-        + f" p: paired t-test against {baseline}"
-        + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`.")
-    )
-    values = {name: of_arm["values"] for name, of_arm in of_arms.items()}
-    # One entry for each seed instead of a mean, because a run may never leave the plateau.
-    left = [
-        ", ".join("never" if step is None else str(step) for step in of_arm["left_plateau_at_step"])
-        for of_arm in of_arms.values()
-    ]
-    speeds = [
-        ", ".join(DASH if speed is None else f"{speed:,.0f}" for speed in of_arm["tokens_per_second"])
-        for of_arm in of_arms.values()
-    ]
-    rows = [
-        *rows_of_metrics(MEASURES, values, content["differences"]),
-        ["Left the plateau at step", *left],
-        *_ended_row(arms, content),
-        *_settled_row(arms, content),
-        ["Tokens a second", *speeds],
-    ]
+    over = _mean_over(seeds, f" ({', '.join(map(str, seeds))})")
+    few = "" if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`"
     best = min(of_arms, key=lambda name: of_arms[name]["mean"]["validation_loss"])
     settled = (
         "The guidance loss has *settled* at the first logged step at which 95 % of its fall, from the first logged "
@@ -219,56 +209,49 @@ def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping
     return Section(
         f"{primary.label[0].upper()}{primary.label[1:]}",
         [
-            explained,
-            Table([f"Loss ({primary.unit})", *of_arms], rows),
+            f"{over}; p: paired t-test against {baseline}{few}.",
+            Table([f"Loss ({primary.unit})", *of_arms], _loss_rows(arms, content)),
             *differences_blocks(content["differences"], MEASURES, baseline),
             "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
             "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
             f"Guessing by frequency, without context, gives {content['plateau_loss']:.3f}; a run has left the plateau "
             f"when its train loss is {primary.margin:g} below that.",
-            *([settled] if any("guidance_settled_at_step" in of_arm for of_arm in of_arms.values()) else []),
+            settled if any(SETTLED in of_arm for of_arm in of_arms.values()) else "",
             f"The lowest validation loss is that of **{best}**.",
         ],
     )
 
 
-def _ended_row(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[list[str]]:
-    """Return a list with the loss table's row of steps at which time limits or patience ended runs; [] if none did."""
-    ended = [content["arms"][arm.name].get("ended_at_step") for arm in arms]
-    if not any(ended):
-        return []
-    cells = [", ".join(map(str, steps)) if steps else DASH for steps in ended]
-    limits = [
-        name for name in ("time_limit", "patience") for arm in arms for summary in arm.summaries if name in summary
-    ]
-    return [[f"Ended by {' or '.join(f'`training.{name}`' for name in dict.fromkeys(limits))} at step", *cells]]
+def _loss_rows(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[list[str]]:
+    of_arms = content["arms"]
 
+    def each_seed(key: str, shown: Callable[[Any], str]) -> list[str]:
+        return [", ".join(map(shown, of_arm[key])) if key in of_arm else DASH for of_arm in of_arms.values()]
 
-def _settled_row(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[list[str]]:
-    """Return a list with the loss table's row of steps at which the guidance loss settled; [] without guidance."""
-    steps = [content["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
-    if not any(steps):
-        return []
-    ends = [[rows[-1]["step"] for rows in arm.metrics] for arm in arms]
-    cells = [
-        ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else DASH
-        for of_arm, last in zip(steps, ends, strict=True)
-    ]
-    return [["Guidance loss settled at step", *cells]]
+    values = {name: of_arm["values"] for name, of_arm in of_arms.items()}
+    # One entry for each seed instead of a mean, because a run may never leave the plateau.
+    left = each_seed("left_plateau_at_step", lambda step: "never" if step is None else str(step))
+    rows = [*rows_of_metrics(MEASURES, values, content["differences"]), ["Left the plateau at step", *left]]
+    if limits := [name for name in LIMITS if any(name in summary for arm in arms for summary in arm.summaries)]:
+        names = " or ".join(f"`training.{name}`" for name in limits)
+        rows.append([f"Ended by {names} at step", *each_seed("ended_at_step", str)])
+    if any(SETTLED in of_arm for of_arm in of_arms.values()):
+        settled = []
+        for arm in arms:
+            steps = zip(of_arms[arm.name].get(SETTLED, ()), arm.metrics, strict=False)  # none without guidance
+            settled.append(", ".join(f"{step} ({step / run[-1]['step']:.1%})" for step, run in steps) or DASH)
+        rows.append(["Guidance loss settled at step", *settled])
+    rows.append(["Tokens a second", *each_seed("tokens_per_second", lambda of: DASH if of is None else f"{of:,.0f}")])
+    return rows
 
 
 def _translations(name: str, test: Mapping[str, Any], content: Mapping[str, Any]) -> Section:
     """Return the section about the translations of a test set, whose numbers are `test`."""
-    seeds, baseline, several = content["seeds"], content["baseline"], len(content["seeds"]) > 1
-    explained = (
-        f"{test['sentences']:,} sentences. Mean over {len(seeds)} seed{'s' if several else ''}"
-        + (" ± standard deviation;" if several else ";")
-        + f" p: paired t-test over seeds against {baseline}"
-        + ("." if several else ", which needs two seeds or more.")
-    )
+    seeds, baseline = content["seeds"], content["baseline"]
+    few = "" if len(seeds) > 1 else ", which needs two seeds or more"
     rows = rows_of_metrics(translation.LABELS, test["values"], test["differences_over_seeds"])
     blocks: list[Block] = [
-        explained,
+        f"{test['sentences']:,} sentences. {_mean_over(seeds)}; p: paired t-test over seeds against {baseline}{few}.",
         Table(["Score", *test["values"]], rows),
         *differences_blocks(test["differences_over_seeds"], translation.LABELS, baseline),
         # The variance over seeds and the variance over sentences are two questions, so each has its tables.

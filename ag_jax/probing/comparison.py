@@ -302,8 +302,6 @@ def _write_report(
     """Write report.md, report.json, CSV files with all heads, and figures; return the path of report.md."""
     first = next(iter(configs.values()))
     content: dict[str, Any] = {
-        "title": first.title,
-        "command": arms.command(verb, base),
         "baseline": next(iter(configs)),
         **({"overridden": list(overridden)} if overridden else {}),
         "models": descriptions,
@@ -353,7 +351,7 @@ def _write_report(
     # The reports are written last, so that they name no figure that is not there yet.
     _remove_others(workdir, written)
     sections = report.sections(content, flat, figures)
-    return Report(first.title, content["command"], content, sections, overridden).write(workdir)
+    return Report(first.title, arms.command(verb, base), content, sections, overridden).write(workdir)
 
 
 def _remove_others(workdir: epath.Path, written: set[str]) -> None:

@@ -57,7 +57,7 @@ def sections(
         "it with the random model, which has as many heads."
     )
     models = [f"* **{arm}**: {'; '.join(descriptions)}" for arm, descriptions in content["models"].items()]
-    found = [Section("", ["\n".join(models), *([explained] if content["probes"] else [])])]
+    found = [Section("", ["\n".join(models), explained if content["probes"] else ""])]
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
             blocks = [f"Mode `{mode}`: {MODES[mode]}.", *_tables(numbers, mode), *_f1(numbers)]
@@ -85,13 +85,16 @@ def _tables(numbers: Mapping[str, Any], mode: str) -> list[Block]:
     if is_wide:
         text = "By kind, the head chosen on the development queries of that kind, and its score on the test queries:"
         blocks += [text, _table_of_kinds(numbers, kinds[1:])]
-    if unanswerable:
-        blocks.append(
-            f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
-            "head scores 0. They count in *all*."
-        )
-    left_out = len(numbers["kinds"]) - len(unanswerable) - len(kinds)
-    return [*blocks, *([f"{left_out} rarer kinds are in report.json and scores.csv."] if left_out else [])]
+    wrong = (
+        f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
+        "head scores 0. They count in *all*."
+    )
+    rarer = len(numbers["kinds"]) - len(unanswerable) - len(kinds)
+    blocks += [
+        wrong if unanswerable else "",
+        f"{rarer} rarer kinds are in report.json and scores.csv." if rarer else "",
+    ]
+    return blocks
 
 
 def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> Table:
@@ -167,16 +170,10 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
 def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
     """Return tables of score differences from the first arm: over documents and, with several seeds, over seeds."""
     rows = [
-        [
-            arm,
-            kind,
-            f"{difference['mean']:+.3f}",
-            interval(difference["low"], difference["high"]),
-            f"{difference['p_value']:.2g}",
-        ]
+        [arm, kind, f"{one['mean']:+.3f}", interval(one["low"], one["high"]), f"{one['p_value']:.2g}"]
         for arm, kinds in numbers["differences"].items()
-        for kind, difference in kinds.items()
-        if difference is not None and kind in _kinds_of_tables(numbers)
+        for kind, one in kinds.items()
+        if one is not None and kind in _kinds_of_tables(numbers)
     ]
     of_heads = f"Differences from {baseline} in the score of the head chosen on development"
     blocks: list[Block] = []
@@ -198,8 +195,8 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
         remark = ""
         if len(tested) > len(by_seed):
             remark = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
-        blocks += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{remark}"]
-        blocks += [Table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)]
+        table = Table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)
+        blocks += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{remark}", table]
     return blocks
 
 

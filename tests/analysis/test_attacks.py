@@ -59,14 +59,7 @@ DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02
 HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (None, None))
 
 
-def test_tables():
-    deep = MaskedShare(np.array([0]), np.array([5]), np.array([0.123]), np.array([[0.1, 0.2, 0.069]]))
-    shares = {("sst2", "asa"): attacks.masked_share([ONE]), ("rte", "asa"): deep}
-    _, table = attacks.masked_section(["Task", "Arm"], shares).blocks
-    assert table.rows == [
-        ["sst2", "asa", "91 to 100", "5.0", "10.0", "0.0", "–"],
-        ["rte", "asa", "1 to 5", "12.3", "10.0", "20.0", "6.9"],
-    ]
+def test_temperatures_that_a_task_was_not_trained_at_have_a_dash():
     _, table = attacks.temperature_section({"dream": DREAM, "hellaswag": HELLASWAG}).blocks
     assert table.rows == [
         ["dream", "accuracy", "60.0 ± 1.0", "62.0 ± 2.0", "64.0 ± 3.0", "–", "61.0"],

@@ -1,6 +1,5 @@
-"""Reports: their blocks as Markdown, the files that they write, and tables of differences against their numbers."""
+"""Reports: their blocks as Markdown, the files that they write, and tables against the numbers that they show."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -17,19 +16,12 @@ VALUES = {
     "far": {"loss": [4.0, 5.0, 4.5], "score": [0.25, 0.75, 0.25]},
 }
 LABELS = {"loss": "Loss", "score": "Score"}
-DIFFERENCES = json.loads(json.dumps(report.differences_json(over_seeds(VALUES))))
 
 
 def test_tables_as_markdown_and_for_the_terminal():
     table = Table(["a|b", ""], [["`x|y`", r"1\|2"], ["–", "2.29"], ["[Next]", "7"]])
-    assert table.markdown().splitlines() == [
-        r"| a\|b |  |",
-        "|---|---|",
-        r"| `x\|y` | 1\|2 |",
-        "| – | 2.29 |",
-        "| [Next] | 7 |",
-    ]
-    assert Table(["arm"], []).markdown() == "| arm |\n|---|"
+    lines = [r"| a\|b |  |", "|---|---|", r"| `x\|y` | 1\|2 |", "| – | 2.29 |", "| [Next] | 7 |"]
+    assert table.markdown().splitlines() == lines and Table(["arm"], []).markdown() == "| arm |\n|---|"
     header, _, first, second, separate, last = table.terminal(totals=1).lstrip("\n").splitlines()
     assert header.split() == ["a|b"] and separate == ""
     assert [line.split() for line in (first, second, last)] == table.rows
@@ -37,44 +29,41 @@ def test_tables_as_markdown_and_for_the_terminal():
 
 
 def test_a_report_is_written_with_its_numbers(tmp_path):
-    numbers = {"title": "T", "values": [0.5, None], "of": {"a": 1}}
-    blocks = ["A text.", Table(["x"], [["1"]]), Figure("Loss", "figures/loss.png"), Figure("Maps", "maps.html")]
-    made = Report("T", "ag-jax compare", numbers, [Section("", ["First."]), Section("Loss", blocks)], ["A flag|b"])
+    blocks = ["A text.", "", Table(["x"], [["1"]]), Figure("Loss", "figures/loss.png"), Figure("Maps", "maps.html")]
+    sections = [Section("", ["First."]), Section("Notes", [""]), Section("Loss", blocks)]
+    made = Report("T", "ag-jax compare", {"values": [0.5, None], "of": {"a": 1}}, sections, ["A flag|b"])
     path = made.write(epath.Path(tmp_path), "search.json")
-    assert path == epath.Path(tmp_path / "report.md")
     assert path.read_text().split("\n\n") == [
         *("# T", "`ag-jax compare`", "**A flag|b.**", "First.", "## Loss", "A text.", "| x |\n|---|\n| 1 |"),
         *("![Loss](figures/loss.png)", "[maps.html](maps.html)\n"),
     ]
-    assert json.loads((tmp_path / "search.json").read_text()) == numbers
+    numbers = json.loads((tmp_path / "search.json").read_text())
+    assert numbers == {"title": "T", "command": "ag-jax compare", "values": [0.5, None], "of": {"a": 1}}
     assert {one.name for one in tmp_path.iterdir()} == {"report.md", "search.json"}
-    assert dataclasses.replace(made, warnings=()).write(epath.Path(tmp_path)).exists()
-    assert json.loads((tmp_path / "report.json").read_text()) == numbers and "flag" not in path.read_text()
 
 
 def test_tables_of_metrics_and_differences_have_their_numbers():
     """A metric whose differences are all equal has no test, and so no p and no row."""
-    base, ag, far = (VALUES[arm]["loss"] for arm in VALUES)
-    of_ag = DIFFERENCES["ag"]["loss"]
-    loss, score = report.rows_of_metrics(LABELS, VALUES, DIFFERENCES)
+    differences = json.loads(json.dumps(report.differences_json(over_seeds(VALUES))))
+    (base, ag, _), of_ag = (VALUES[arm]["loss"] for arm in VALUES), differences["ag"]["loss"]
+    loss, score = report.rows_of_metrics(LABELS, VALUES, differences)
     assert loss[:2] == ["Loss", f"{np.mean(base):.3f} ± {np.std(base, ddof=1):.3f}"]
     assert loss[2] == f"{np.mean(ag):.3f} ± {np.std(ag, ddof=1):.3f} (p = {of_ag['p_value']:.2g})"
     assert score[:3] == ["Score", *["0.500 ± 0.000"] * 2] and "(p = " in score[3]
-    _, table = report.differences_blocks(DIFFERENCES, LABELS, "base")
-    assert [row[:3] for row in table.rows] == [
-        ["ag", "Loss", f"{np.mean(np.subtract(ag, base)):+.3f}"],
-        ["far", "Loss", f"{np.mean(np.subtract(far, base)):+.3f}"],
-        ["far", "Score", "-0.083"],
-    ]
-    low, high = of_ag["interval"]
+    _, table = report.differences_blocks(differences, LABELS, "base")
+    assert [row[:2] for row in table.rows] == [["ag", "Loss"], ["far", "Loss"], ["far", "Score"]]
+    (low, high), mean = of_ag["interval"], np.mean(np.subtract(ag, base))
     p_values = [f"{of_ag['p_value']:.2g}", f"{of_ag['p_corrected']:.2g}"]
-    assert table.rows[0][3:] == [f"{low:+.3f} to {high:+.3f}", *p_values, f"{of_ag['smallest']:.3f}"]
-    assert len(table.header) == len(table.rows[0]) and of_ag["p_value"] < of_ag["p_corrected"]
-    assert report.difference_cells(of_ag, scale=100, digits=1)[:2] == [
-        "-41.7",
-        f"{100 * low:+.1f} to {100 * high:+.1f}",
-    ]
+    shown = [f"{mean:+.3f}", f"{low:+.3f} to {high:+.3f}", *p_values, f"{of_ag['smallest']:.3f}"]
+    assert table.rows[0][2:] == shown and len(table.header) == 7 and of_ag["p_value"] < of_ag["p_corrected"]
+    shown = [f"{100 * mean:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}"]
+    assert report.difference_cells(of_ag, scale=100, digits=1)[:2] == shown
     assert report.differences_blocks({"ag": {"score": None}}, LABELS, "base") == []
+
+
+def test_layers_that_a_model_does_not_have_are_dashes():
+    table = report.table_of_layers(["Task"], [(["a"], ["0.38", "0.5", "0.25"]), (["b"], ["0.1", "0.1"])])
+    assert table.header == ["Task", "All layers", "Layer 1", "Layer 2"] and table.rows[1] == ["b", "0.1", "0.1", "–"]
 
 
 def test_settings_in_which_arms_differ():
@@ -83,10 +72,3 @@ def test_settings_in_which_arms_differ():
     (table,) = report.settings_section(arms, {"heads": (1, 2)}).blocks
     assert table == Table(["Setting", "mlm", "ag"], [["`mode`", "none", "loss"], ["`alpha`", "–", "none"]])
     assert report.settings_section({"a": arms["mlm"], "b": arms["mlm"]}).blocks == ["Nothing."]
-
-
-def test_formats_of_numbers():
-    assert [report.decimals(0.12345), report.decimals(None), report.decimals(None, "no")] == ["0.123", "–", "no"]
-    assert [report.percent(0.12345), report.percent(None)] == ["12.3", "–"]
-    assert [report.interval(-0.5, 1), report.interval(-0.5, 1, 1)] == ["-0.500 to +1.000", "-0.5 to +1.0"]
-    assert report.interval(None, None) == "–"

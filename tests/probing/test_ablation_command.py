@@ -158,9 +158,8 @@ def test_means_of_heads_and_their_intervals():
     assert (linked["score"], linked["change"], linked["pattern"]) == (0.25, of.change_NH[1, 0], "next")
     assert linked["rank"] == 1 + (of.change_NH > of.change_NH[1, 0]).sum() > 1
     for low, high, effect in ((0.1, 0.2, "rises"), (-0.2, -0.1, "falls"), (-0.1, 0.1, "no clear"), (None, None, "–")):
-        report = ablation_report.section(content | {"heads_of_probes": [linked | {"low": low, "high": high}]}, "a")
-        (row,) = (line for line in report.markdown().splitlines() if line.startswith("| p | words |"))
-        assert effect in row.split(" | ")[-2]
+        changed = content | {"heads_of_probes": [linked | {"low": low, "high": high}]}
+        assert effect in ablation_report._heads_of_probes(changed)[1].rows[0][-2]
     assert [head["pattern"] for head in of.heads()] == [None, None, None, "next", "first", None]
     counted, guided = found.weights_T > 0, [(1, 0), (1, 1)]
     places = {"mean": [*np.ndindex(2, 3)], "guided": guided, "free": [(0, 0), (0, 1), (0, 2), (1, 2)]}

@@ -40,7 +40,7 @@ Thresholds = Mapping[tuple[int, int], Threshold]  # by number of the point and s
 
 
 def numbers(study: Study, results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[str, Any]:
-    """Return the numbers of a search's report, which are the content of `search.json`.
+    """Return the numbers of a search's report, for `search.json`.
 
     thresholds: the end of the plateau, of every finished run.
     """
@@ -58,8 +58,6 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
             "robustness": _robustness(of_arm, metric, left_plateau),
         }
     return {
-        "title": study.title,
-        "command": study.command,
         "metric": metric,
         **({"overridden": list(study.overridden)} if study.overridden else {}),
         **({"incomparable": list(study.incomparable)} if study.incomparable else {}),
@@ -293,8 +291,8 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     ]
     return [
         Table(header, rows),
-        *(["Guidance has settled once 95 % of the fall of its loss is done."] if guided else []),
-        *(["\n".join(failures)] if failures else []),
+        "Guidance has settled once 95 % of the fall of its loss is done." if guided else "",
+        "\n".join(failures),
     ]
 
 
@@ -309,13 +307,7 @@ def _settings_blocks(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric
         return []
     explained = f"`{metric}` by setting: the best and the median over the other settings, of the points that are done."
     rows = [
-        [
-            f"`{setting}`",
-            schema.shown(of["value"]),
-            str(of["points"]),
-            decimals(of["best"]),
-            decimals(of["median"]),
-        ]
+        [f"`{setting}`", schema.shown(of["value"]), str(of["points"]), decimals(of["best"]), decimals(of["median"])]
         for setting, values in settings.items()
         for of in values
     ]
@@ -344,15 +336,8 @@ def robustness(content: Mapping[str, Any]) -> list[Block]:
         otherwise = one["failed"] - one["diverged"]
         counts = [f"{one['left_plateau']} of {one['points']}", share, str(one["diverged"]), str(otherwise)]
         rows.append([arm, *counts, decimals(one["median"]), f"{low} to {high}"])
-    header = [
-        "Arm",
-        "Left the plateau",
-        "Share",
-        "Diverged",
-        "Failed otherwise",
-        f"Median `{content['metric']}`",
-        "Range",
-    ]
+    median = f"Median `{content['metric']}`"
+    header = ["Arm", "Left the plateau", "Share", "Diverged", "Failed otherwise", median, "Range"]
     blocks: list[Block] = [explained, Table(header, rows)]
     for pair in content["paired"]:
         (one, other), (only_one, only_other) = pair["arms"], pair["left_plateau_alone"]

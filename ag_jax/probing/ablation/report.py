@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.maps import title
-from ag_jax.analysis.report import DASH, Block, Figure, Section, interval
+from ag_jax.analysis.report import DASH, Block, Figure, Section, decimals, interval
 from ag_jax.analysis.tables import Table
 from ag_jax.probing.ablation.summary import MOST, Summary
 
@@ -47,16 +47,10 @@ def _models(numbers: Mapping[str, Any]) -> list[Block]:
     rows, sources = [], []
     for arm, models in numbers["models"].items():
         for number, model in enumerate(models):
-            name = _name(arm, number, numbers)
-            clear = model["without_clear_rise"]
-            rows.append(
-                [
-                    name,
-                    f"{model['loss']:.3f} {model['unit']}".strip(),
-                    *(_value(model[part]) for part in ("mean", "guided", "free")),
-                    DASH if clear is None else f"{clear} of {model['heads']}",
-                ]
-            )
+            name, unclear = _name(arm, number, numbers), model["without_clear_rise"]
+            loss = f"{model['loss']:.3f} {model['unit']}".strip()
+            changes = [_value(model[part]) for part in ("mean", "guided", "free")]
+            rows.append([name, loss, *changes, DASH if unclear is None else f"{unclear} of {model['heads']}"])
             notes = "".join(f"; {note}" for note in model["notes"])
             sources += [f"* **{name}**: {model['label']}, {model['source']}{notes}"]
     header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
@@ -88,7 +82,7 @@ def _heads_of_probes(numbers: Mapping[str, Any]) -> list[Block]:
             entry["mode"],
             _name(entry["arm"], entry["model"], numbers),
             _head(entry),
-            f"{entry['score']:.3f}",
+            decimals(entry["score"]),
             _change(entry),
             _interval(entry),
             _effect(entry),
@@ -118,14 +112,8 @@ def _effect(change: Mapping[str, Any]) -> str:
 
 def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
     rows = [
-        [
-            arm,
-            _change(difference["loss"], "mean"),
-            _interval(difference["loss"]),
-            _change(difference["change"], "mean"),
-            _interval(difference["change"]),
-        ]
-        for arm, difference in numbers["differences"].items()
+        [arm, *(text for key in ("loss", "change") for text in (_change(of[key], "mean"), _interval(of[key])))]
+        for arm, of in numbers["differences"].items()
     ]
     blocks: list[Block] = []
     if rows:

@@ -19,7 +19,7 @@ from ag_jax.probing.minimal_pairs.results import Judged
 from ag_jax.probing.minimal_pairs.scoring import SCORES
 
 FEWEST = 10  # pairs, for an interval
-
+Models = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, the numbers of their checkpoints
 FIGURE = "figures/minimal_pairs.png"
 ALL = "all"
 # Overall accuracies of Warstadt et al. 2020, table 3, on all 67,000 pairs, by the likelihood of whole sentences.
@@ -154,16 +154,15 @@ def _differences(
 
 def section(content: Mapping[str, Any]) -> Section:
     """Return the report's section on minimal pairs, from the result of `numbers`."""
+
+    def name(arm: str, number: int) -> str:
+        return f"{arm}, model {number}" if len(content["models"][arm]) > 1 else arm
+
     models = {
-        (arm, number): checkpoints
+        name(arm, number): checkpoints
         for arm, of_arm in content["models"].items()
         for number, checkpoints in enumerate(of_arm)
     }
-    several_models = {arm: len(of_arm) > 1 for arm, of_arm in content["models"].items()}
-
-    def name(arm: str, number: int) -> str:
-        return f"{arm}, model {number}" if several_models[arm] else arm
-
     explained = (
         f"{content['pairs']:,} pairs of {content['paradigms']:,} paradigms. A number is the share of pairs, in "
         "percent, of which a model gives the grammatical sentence the higher pseudo-log-likelihood. Equal scores are "
@@ -174,13 +173,13 @@ def section(content: Mapping[str, Any]) -> Section:
     groups = next(iter(models.values()))[-1]["token"]
     columns = [ALL, *groups["field"]]
     rows = []
-    for (arm, number), checkpoints in models.items():
+    for model, checkpoints in models.items():
         last = checkpoints[-1]
         # First the score by which the model is judged.
         for score in sorted(SCORES, key=lambda score: score != last["default"]):
             cells = [_cell(last[score][ALL][ALL]), *(_cell(last[score]["field"][field]) for field in columns[1:])]
-            rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
-    listing = ", ".join(f"{model} {percent(value)}" for model, value in PUBLISHED.items())
+            rows.append([model, score, *cells, str(last[score]["ties"])])
+    listing = ", ".join(f"{system} {percent(value)}" for system, value in PUBLISHED.items())
     first, notes = next(iter(content["models"])), []
     for arm, of_arm in content["differences"].items():
         for number, difference in enumerate(of_arm):
@@ -190,7 +189,10 @@ def section(content: Mapping[str, Any]) -> Section:
                     f"{name(first, number) if number < len(content['models'][first]) else name(first, 0)}, on the same "
                     "pairs, by the score of that model."
                 )
-    notes += _notes(models, name)
+    for model, checkpoints in models.items():
+        for key in ("words without a token", "pairs too long"):
+            if checkpoints[-1][key]:
+                notes.append(f"* {model}: {key}: {checkpoints[-1][key]:,}.")
     several = any(len(checkpoints) > 1 for checkpoints in models.values())
     return Section(
         "Minimal pairs",
@@ -199,40 +201,25 @@ def section(content: Mapping[str, Any]) -> Section:
             Table(["model", "score", *columns, "ties"], rows),
             "For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. "
             f"2020): {listing}.",
-            *(["\n".join(notes)] if notes else []),
-            *(_milestones(models, name) if several else []),
-            _terms(models, name, groups, content["published"]),
+            "\n".join(notes),
+            *(_milestones(models) if several else []),
+            _terms(models, groups, content["published"]),
         ],
     )
 
 
-def _notes(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[str]:
-    lines = []
-    for (arm, number), checkpoints in models.items():
-        last = checkpoints[-1]
-        for key in ("words without a token", "pairs too long"):
-            if last[key]:
-                lines.append(f"* {name(arm, number)}: {key}: {last[key]:,}.")
-    return lines
-
-
-def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[Block]:
+def _milestones(models: Models) -> list[Block]:
     rows = []
-    for (arm, number), checkpoints in models.items():
+    for model, checkpoints in models.items():
         for checkpoint in checkpoints:
             tokens = DASH if checkpoint["tokens"] is None else f"{checkpoint['tokens']:,}"
             accuracies = checkpoint[checkpoint["default"]]
-            rows.append([name(arm, number), f"{checkpoint['step']:,}", tokens, _cell(accuracies[ALL][ALL])])
+            rows.append([model, f"{checkpoint['step']:,}", tokens, _cell(accuracies[ALL][ALL])])
     table = Table(["model", "step", "tokens seen", ALL], rows)
     return ["At the checkpoints of the runs:", table, Figure("Accuracy on minimal pairs over the steps", FIGURE)]
 
 
-def _terms(
-    models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]],
-    name: Any,
-    groups: Mapping[str, Any],
-    published: Mapping[str, Any],
-) -> Table:
+def _terms(models: Models, groups: Mapping[str, Any], published: Mapping[str, Any]) -> Table:
     """Return the table of accuracies by linguistic term (BLiMP), or by paradigm if terms are unknown.
 
     Its columns are the last checkpoint of each model, and the published models, whose accuracies are of all pairs.
@@ -246,7 +233,7 @@ def _terms(
         ]
         for group in sorted(groups[kind])
     ]
-    return Table([kind, *(name(*key) for key in models), *published], rows)
+    return Table([kind, *models, *published], rows)
 
 
 def _cell(summary: Mapping[str, Any] | None) -> str:
