@@ -190,11 +190,8 @@ def sections(
 
 def _mean_over(seeds: Sequence[int], listing: str = "") -> str:
     """Return the beginning of a sentence about the numbers of a table; `listing` says which seeds these are."""
-    return (
-        f"Mean over {len(seeds)} seeds{listing} ± standard deviation"
-        if len(seeds) > 1
-        else f"Mean over 1 seed{listing}"
-    )
+    several = len(seeds) > 1
+    return f"Mean over {len(seeds)} seed{'s' * several}{listing}{' ± standard deviation' * several}"
 
 
 def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any]) -> Section:

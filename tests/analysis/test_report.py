@@ -58,6 +58,7 @@ def test_tables_of_metrics_and_differences_have_their_numbers():
     assert table.rows[0][2:] == shown and len(table.header) == 7 and of_ag["p_value"] < of_ag["p_corrected"]
     shown = [f"{100 * mean:+.1f}", f"{100 * low:+.1f} to {100 * high:+.1f}"]
     assert report.difference_cells(of_ag, scale=100, digits=1)[:2] == shown
+    assert [report.interval(-0.5, 1, 1), report.interval(None, None)] == ["-0.5 to +1.0", "–"]
     assert report.differences_blocks({"ag": {"score": None}}, LABELS, "base") == []
 
 
