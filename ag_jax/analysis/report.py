@@ -66,9 +66,9 @@ class Section:
 class Report:
     """What a command reports of an experiment.
 
-    title: title of the experiment.
+    title: its heading.
     command: the command that makes this report again.
-    content: its numbers as JSON values, beside which title and command are stored.
+    content: its numbers as JSON values. Command and title are stored with them, unless they have another `title`.
     sections: what the report shows of the numbers.
     warnings: sentences, without their full stops, that stand above all sections.
     """

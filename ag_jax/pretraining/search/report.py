@@ -58,6 +58,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
             "robustness": _robustness(of_arm, metric, left_plateau),
         }
     return {
+        "title": study.title,
         "metric": metric,
         **({"overridden": list(study.overridden)} if study.overridden else {}),
         **({"incomparable": list(study.incomparable)} if study.incomparable else {}),

@@ -86,7 +86,7 @@ def test_every_point_once_and_the_best_is_known(stubbed, source, tmp_path):
     # 4 + |log10(lr) + 2| + warm-up / 4
     near, far = 4 + math.log10(2), 5
     close = functools.partial(pytest.approx, abs=1e-6)
-    assert of_arm["best"] == "lr0.02-warmup0"
+    assert found["title"] == "Pre-training" and of_arm["best"] == "lr0.02-warmup0"
     assert of_arm["points"]["lr0.02-warmup0"]["validation_loss"] == close(near)
     by_rate, by_warmup = of_arm["settings"]["optimizer.learning_rate"], of_arm["settings"]["optimizer.warmup_steps"]
     assert [(row["value"], row["points"]) for row in by_rate] == [(0.1, 3), (0.02, 3)]
@@ -101,6 +101,7 @@ def test_every_point_once_and_the_best_is_known(stubbed, source, tmp_path):
     assert found == close([statistics.median(losses), near, far + 0.75])
 
     text = (tmp_path / "made" / "report.md").read_text()
+    assert text.startswith("# Search: Pre-training\n")
     assert text.index("| 1 | 0.02 | 0 | 4.301 |") < text.index("| 6 | 0.1 | 3 | 5.750 |")
     assert "| `optimizer.learning_rate` | 0.1 | 3 | 5.000 | 5.250 |" in text
     assert "| mlm | 4 of 6 | 67% | 0 | 0 | 5.026 | 4.301 to 5.750 |" in text
