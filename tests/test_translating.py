@@ -80,7 +80,7 @@ def test_evaluate_scores_the_test_set(folder):
     done = ag_jax(folder, "evaluate", "--workdir=runs/mine")
     found = json.loads((folder / "runs/mine/evaluation.json").read_text())
     assert json.loads(done.stdout) == found and found["nll"] > 0
-    lines = (folder / "runs/mine/translations/test.txt").read_text().split("\n")[:-1]
+    lines = (folder / "runs/mine/translations/test/translations.txt").read_text().split("\n")[:-1]
     references = (folder / "test.target").read_text().split("\n")[:-1]
     assert len(lines) == len(references) == LINES
     for name, scorer in (("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)):
