@@ -36,15 +36,19 @@ def translator() -> Known:
 def score(translator, tmp_path, monkeypatch):
     """A function that scores a run which has the test set `news`, as `ag-jax evaluate` does."""
 
-    def run(lines=LINES, tokenize="13a", search=2):
-        monkeypatch.setattr(translator, "settings", lambda: {"beam_size": search}, raising=False)
+    def open_translator(workdir, step, *, config):
+        settings = {"beam_size": config.decoding, "step": step}
+        monkeypatch.setattr(translator, "settings", lambda: settings, raising=False)
+        return translator
+
+    def run(lines=LINES, tokenize="13a", search=2, step=None):
         config = types.SimpleNamespace(
-            translates=True, translation=TranslationConfig(tests=("news=a=b",), tokenize=tokenize)
+            translates=True, translation=TranslationConfig(tests=("news=a=b",), tokenize=tokenize), decoding=search
         )
         monkeypatch.setattr(scores.run_directory, "read_config", lambda workdir: config)
         monkeypatch.setattr(scores.pretraining_corpus, "read_tests", lambda _: {"news": lines})
-        monkeypatch.setattr(scores.translate, "open_translator", lambda *_, **__: translator)
-        return scores.score_run(tmp_path)["news"]
+        monkeypatch.setattr(scores.translate, "open_translator", open_translator)
+        return scores.score_run(tmp_path, step)["news"]
 
     return run
 
@@ -63,6 +67,7 @@ def test_translations_and_scores_are_used_again(score, translator, tmp_path, mon
     "change",
     [
         {"search": 3},
+        {"step": 7},
         {"lines": LinesOfTest(["a", "", "a"], LINES.references)},
         {"lines": LINES._replace(references=["A dog runs.", "x", "y"])},
         {"tokenize": "char"},
