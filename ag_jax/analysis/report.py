@@ -117,7 +117,7 @@ def rows_of_metrics(
 
     labels: {metric: its name in the first column}.
     values: {arm: {metric: the values of the seeds}}.
-    differences: those of the arms from the baseline over seeds; where there is none, no p is shown.
+    differences: p of a cell, by arm and metric (the result of `differences_json`); where there is none, no p is shown.
     """
 
     def cell(arm: str, metric: str) -> str:

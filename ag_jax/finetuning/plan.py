@@ -116,7 +116,8 @@ class TrialCell(Cell):
     def inputs(self) -> Mapping[str, str]:
         """Name of the trial, and a digest of what it starts from.
 
-        The predictions of another trial stand for its weights, which may be deleted.
+        If it starts from the weights of a trial of another task, the digest is that of this trial's predictions,
+        because its weights may be deleted later.
         """
         name = {"trial": f"{self.trial.task}/{self.trial.name}"}
         if self.first is not None:
@@ -223,8 +224,8 @@ def best_of(cells: Sequence[TrialCell], table: Table) -> TrialCell:
 def keep_best(cells: Sequence[TrialCell], table: Table) -> None:
     """Delete the saved weights of a task's and seed's successful trials, except the best one so far.
 
-    Weights that are deleted cannot become the best again, whatever the trials that are missing in the table result in.
-    With folds, nothing is deleted.
+    The trials that are still to be trained cannot make a deleted one the best again, whatever they score. With folds,
+    nothing is deleted, because the models of all folds belong together.
     """
     succeeded = [cell for cell in cells if cell.name in table and table[cell.name].is_done]
     if not succeeded or not succeeded[0].keeps_weights or succeeded[0].trial.fold is not None:

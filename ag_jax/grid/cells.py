@@ -88,8 +88,9 @@ class Cell(abc.ABC):
         """
 
     def tidy(self, directory: epath.Path, table: Table) -> None:  # noqa: B027  (most cells need all that they wrote)
-        """Delete what the cell needs no more now that its result is stored; host 0 calls it, still under the claim.
+        """Delete what the cell no longer needs now that its result is stored. Host 0 calls it, while it holds the lock.
 
+        directory: its directory.
         table: the results of all cells so far, with that of this cell.
         """
 

@@ -60,9 +60,9 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
 
 
 def stored(plan: Plan, workdir: epath.Path, retry: bool = False) -> Table:
-    """Return the results with which `run` would begin: of the plan's cells, those that are stored and valid.
+    """Return the results that `run` would use instead of computing cells: those that are stored and valid.
 
-    Every host must call it. The arguments are those of `run`.
+    Every host must call it. The arguments are those of `run`; with `retry`, results of failed cells are left out.
     """
     results = hosts.from_first("the stored results", _Experiment(plan, workdir, retry).read)
     return {name: store.of_json(content) for name, content in sorted(results.items())}
