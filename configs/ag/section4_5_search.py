@@ -8,15 +8,15 @@ and alpha_0, 12 points, with the learning rate 1e-4 and without warm-up.
     ag-jax search --config=ag/section4_5_search:scale=small --workdir=runs/section4_5
     ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=SEARCH --workdir=DIR
 
-The last command trains the best point in the place of table 11. `--part=K/N` shares the points out to N machines with
-one --workdir, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.
+The last command trains the best point in the place of table 11. Machines that run the same
+command with one --workdir share the points, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.
 
 scale=small searches the quickstart's settings: the 18 points without guidance, the same 18 with it (ag: lambda 1/2,
 alpha_0 1), and 12 points of lambda and alpha_0. The paper says that guidance is robust to hyperparameters: the report
 counts the points of both arms that leave the plateau, with McNemar's test over the 18 pairs.
 
 Hardware and time: at scale=paper, 30 runs of table 3 (24 for Oromo with 8 and 12 layers). scale=small: 48 runs of 5 to
-6 minutes on an idle CPU core, with `--part=1/2` and `--part=2/2` on two cores about 2.5 hours.
+6 minutes on an idle CPU core, with two processes on two cores about 2.5 hours.
 
 Expected: the settings of table 11. At scale=small (benchmarks/results/section4_5_search_small.json, one seed), 12 of
 the 18 points with guidance leave the plateau, 8 without it, and 4 with guidance alone (p = 0.12). The best validation

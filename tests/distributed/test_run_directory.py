@@ -63,13 +63,8 @@ def test_hosts_that_do_not_share_the_directory_are_refused(tmp_path, monkeypatch
         (place / "hosts.json").write_text("{}")
     found = [claims(monkeypatch, 2, lambda host: (config(), places[host]))]
     source = f"{REPOSITORY}/configs/finetune/glue.py:checkpoint=not_there,data=not_there,tasks=rte"
-    for part in (None, "1/2"):
-        suites = FakeHosts(monkeypatch, 2)
-        found.append(
-            suites.run(
-                lambda host, part=part: comparison.finetune(config_files.load(source, {}), places[host] / "suite", part)
-            )
-        )
+    suites = FakeHosts(monkeypatch, 2)
+    found.append(suites.run(lambda host: comparison.finetune(config_files.load(source, {}), places[host] / "suite")))
     for errors in found:
         assert all("the same directory" in str(error) and "host 1 does not" in str(error) for error in errors), errors
 

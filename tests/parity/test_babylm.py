@@ -127,8 +127,8 @@ def test_every_arm_is_taken(arm, tmp_path, one_device):
     program = build.shared_program(config, tokenizer, sharding.make_mesh(config.mesh))
     workdir = epath.Path(tmp_path / "run")
     initial_weights.write(config, workdir, tokenizer, program.create(jax.random.key(3)).params)
-    part = "generator" if arm == "electra" else "model"
-    written = exporting.convert(workdir, None, str(tmp_path / "out"), part=part)
+    encoder = "generator" if arm == "electra" else "model"
+    written = exporting.convert(workdir, None, str(tmp_path / "out"), encoder=encoder)
     assert written.predicts_words and written.architecture == {
         "deberta": "DebertaV2ForMaskedLM",
         "modernbert": "ModernBertForMaskedLM",
