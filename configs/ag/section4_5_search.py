@@ -8,8 +8,8 @@ and alpha_0, 12 points, with the learning rate 1e-4 and without warm-up.
     ag-jax search --config=ag/section4_5_search:scale=small --workdir=runs/section4_5
     ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=SEARCH --workdir=DIR
 
-The last command trains the best point in the place of table 11. Machines that run the same
-command with one --workdir share the points, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.
+The last command trains the best point in the place of table 11. Machines that run the same command with one --workdir
+share the points, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.
 
 scale=small searches the quickstart's settings: the 18 points without guidance, the same 18 with it (ag: lambda 1/2,
 alpha_0 1), and 12 points of lambda and alpha_0. The paper says that guidance is robust to hyperparameters: the report
