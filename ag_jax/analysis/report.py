@@ -64,7 +64,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a command reports of an experiment.
+    """The report of an experiment, which is written as Markdown, and its numbers, which are written as JSON.
 
     title: its heading.
     command: the command that makes this report again.

@@ -89,7 +89,7 @@ class TrialCell(Cell):
     @property
     def directory(self) -> epath.Path:
         """The directory of the trial."""
-        return trial.directory_of(self.suite.workdir, self.trial)
+        return self.suite.root / self.path
 
     @property
     def resolved(self) -> Trial:
@@ -109,7 +109,7 @@ class TrialCell(Cell):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether the weights of the trial are kept, at least until a better one of its seed is known."""
+        """Whether the weights of the trial are saved; they are deleted once another trial of its seed is better."""
         return self.suite.config.keeps_weights(self.trial.task)
 
     @property
@@ -206,19 +206,24 @@ def recording(cells: Iterable[TrialCell], table: Table) -> Iterator[epath.Path]:
             yield cell.directory
 
 
+def succeeded(cells: Sequence[TrialCell], table: Table) -> list[TrialCell]:
+    """Return the trials that have a result and did not fail."""
+    return [cell for cell in cells if cell.name in table and table[cell.name].is_done]
+
+
 def best_of(cells: Sequence[TrialCell], table: Table) -> TrialCell:
     """Return the trial with the best development metric, of equally good ones the first; they have a task and a seed.
 
     Raises ValueError if none of them has succeeded.
     """
-    succeeded = [cell for cell in cells if cell.name in table and table[cell.name].is_done]
-    if not succeeded:
+    candidates = succeeded(cells, table)
+    if not candidates:
         task, seed = cells[0].trial.task, cells[0].trial.seed
         raise ValueError(
             f"no trial of {task} with seed {seed} succeeded, so there is none to choose: change the settings of {task} "
             "and choose another --workdir"
         )
-    return max(succeeded, key=lambda cell: table[cell.name].facts["metrics"][cell.metric])
+    return max(candidates, key=lambda cell: table[cell.name].facts["metrics"][cell.metric])
 
 
 def keep_best(cells: Sequence[TrialCell], table: Table) -> None:
@@ -227,10 +232,10 @@ def keep_best(cells: Sequence[TrialCell], table: Table) -> None:
     The trials that are still to be trained cannot make a deleted one the best again, whatever they score. With folds,
     nothing is deleted, because the models of all folds belong together.
     """
-    succeeded = [cell for cell in cells if cell.name in table and table[cell.name].is_done]
-    if not succeeded or not succeeded[0].keeps_weights or succeeded[0].trial.fold is not None:
+    candidates = succeeded(cells, table)
+    if not candidates or not candidates[0].keeps_weights or candidates[0].trial.fold is not None:
         return
-    best = best_of(succeeded, table)
-    for cell in succeeded:
+    best = best_of(candidates, table)
+    for cell in candidates:
         if cell is not best and (weights := cell.directory / finetuned.FOLDER).exists():
             weights.rmtree(missing_ok=True)  # another process may delete it, too

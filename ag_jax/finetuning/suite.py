@@ -180,7 +180,7 @@ def _check_initial(suite: Suite, name: str) -> None:
     first, stored = suite.config.tasks[name].initial_task, suite.stored
     for seed in suite.config.seeds:
         cells = suite.of_seed(first, seed)
-        candidates = [cell for cell in cells if cell.name in stored and stored[cell.name].is_done]
+        candidates = plan.succeeded(cells, stored)
         if all(cell.name in stored for cell in cells):  # so the best one is known
             candidates = [plan.best_of(cells, stored)]
         if candidates and not any((cell.directory / finetuned.FOLDER).exists() for cell in candidates):

@@ -123,10 +123,10 @@ def compare(base: Config, workdir: epath.PathLike, retry: bool = False) -> epath
             f"there is no report of {workdir}, because training failed: {'; '.join(failures)}. Change the settings of "
             "these runs and choose another --workdir, or train them again with --retry"
         )
-    for cell in cells.values():  # before any test set is translated, because a report must not mix averages
-        if cell.config.translates and cell.config.translation.tests:
-            translate.check_average(cell.config, workdir / cell.path)
     tests = {key: scores.cells(cell.config, workdir / cell.path, cell.path) for key, cell in cells.items()}
+    for key, of_run in tests.items():  # before any test set is translated, because a report must not mix averages
+        if of_run:
+            translate.check_average(cells[key].config, workdir / cells[key].path)
     scoring = Stage([test for of_run in tests.values() for test in of_run])
     if (scored := grid.run(lambda _: scoring, workdir)) is None:
         return None
