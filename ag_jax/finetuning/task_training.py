@@ -12,7 +12,7 @@ from ag_jax.attention.assignment import Assignment, assign_encoder_heads
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task, number_of_texts
-from ag_jax.distributed import hosts, storage
+from ag_jax.distributed import hosts
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -162,6 +162,7 @@ def run_trial(
     The directory also gets metrics.jsonl and checkpoints, and with `keep` the weights of the best epoch
     (`ag_jax.interop.finetuned`).
 
+    directory: the directory of the trial, which exists.
     labels: labels of the trial's run at Weights & Biases.
 
     Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
@@ -176,9 +177,7 @@ def run_trial(
             f"the validation split of {trial.task} has no labels to choose an epoch by: expected at least one example, "
             "and a label for every example"
         )
-    directory = storage.directory(directory)
     hosts.agree("what a trial starts from", {"sha256": opened.digest})
-    hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
     labels = dataclasses.replace(labels, tags=(*labels.tags, trial.task, f"seed{trial.seed}"))
     result = train(TaskTraining(trial, config, opened, data, directory, keep), directory, labels=labels)
     hosts.exchange("the end of a trial", None)  # host 0 will delete the checkpoints, which all have now closed

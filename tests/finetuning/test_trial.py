@@ -61,6 +61,7 @@ class Setting:
     def __call__(self, directory):
         """Train the trial, or read its result, as its cell does in the grid."""
         directory = epath.Path(directory)
+        directory.mkdir(exist_ok=True)
         result = store.read(directory)
         if result is None:
             result = run_trial(self.one, self.config, self.opened, self.data, directory, self.keep)
@@ -235,11 +236,11 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
             raise OSError("No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(task_training.storage, "write_whole", full)
+    monkeypatch.setattr(storage, "write_whole", full)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             run(tmp_path)
-    monkeypatch.setattr(task_training.storage, "write_whole", write)
+    monkeypatch.setattr(storage, "write_whole", write)
     result = run(tmp_path)
     assert result["best_epoch"] == 1 and len(result["epochs"]) == 2, "patience ends it"
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "tensorboard", *FILES}
