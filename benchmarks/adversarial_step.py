@@ -23,7 +23,7 @@ from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
 from ag_jax.analysis.figures import attacks as attack_figures
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
 from ag_jax.pretraining.config import ExperimentConfig

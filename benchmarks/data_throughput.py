@@ -21,9 +21,9 @@ from importlib.metadata import version
 import numpy as np
 import record
 
-from ag_jax.data import tokenizers
+from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.text import pipeline, sources
+from ag_jax.data.text import sources
 from ag_jax.data.text.sentences import split_sentences
 
 REPETITIONS = 3

@@ -34,7 +34,7 @@ import turns
 from etils import epath
 
 from ag_jax.attention import dropout
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.data.text.batching import HostBatch
 from ag_jax.models import encoder, flops
 from ag_jax.models import layers as model_layers

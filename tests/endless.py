@@ -8,7 +8,7 @@ import itertools
 import time
 
 from ag_jax.data import tokenizers
-from ag_jax.data.text import formats, holdout, prepare, sources
+from ag_jax.data.text import documents, holdout, sequences, sources
 
 SENTENCES = [f"The {word} sat on the mat of house {number}." for number in range(50) for word in ("cat", "dog", "bird")]
 
@@ -20,8 +20,8 @@ def text() -> None:
 
 def rows() -> None:
     """Make rows endless."""
-    make = formats.make_rows
-    formats.make_rows = lambda *arguments: itertools.cycle(list(make(*arguments)))
+    make = sequences.make
+    sequences.make = lambda *arguments: itertools.cycle(list(make(*arguments)))
 
 
 def call() -> None:
@@ -31,4 +31,4 @@ def call() -> None:
 
 def document() -> None:
     """Make the main thread call a C function that does not return, during which Python runs no signal handlers."""
-    prepare.split_sentences = holdout.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+    documents.split_sentences = holdout.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)

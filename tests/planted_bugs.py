@@ -235,17 +235,17 @@ BUGS = (
     ),
     Bug(
         "packed texts begin where the lengths of others say",
-        "ag_jax/data/text/packing.py",
+        "ag_jax/data/packing.py",
         "[0, *lengths[:-1]]",
         "[0, *lengths[1:]]",
-        "tests/data/text/test_formats.py",
+        "tests/data/test_packing.py",
     ),
     Bug(
         "pairs are packed as if they had a source side alone",
-        "ag_jax/data/text/packing.py",
+        "ag_jax/data/packing.py",
         "(open_OZ >= size_Z).all(axis=1)",
         "(open_OZ >= size_Z)[:, 0]",
-        "tests/data/parallel/test_packing.py",
+        "tests/data/test_packing.py",
     ),
     Bug(
         "the decoder's first input of a text is the last label of the text before",
@@ -291,9 +291,9 @@ BUGS = (
     ),
     Bug(
         "a joint tokenizer is trained on held-out pairs, too",
-        "ag_jax/data/parallel/pipeline.py",
-        'if selected.split == "train" and not selected.left_out',
-        "if not selected.left_out",
+        "ag_jax/data/parallel/layout.py",
+        "for piece in pieces if not piece.held_out)",
+        "for piece in pieces)",
         "tests/data/parallel/test_pipeline.py",
     ),
     Bug(
@@ -675,7 +675,7 @@ BUGS = (
     ),
     Bug(
         "machines with a cache in a bucket do not see what others are making",
-        "ag_jax/data/entries.py",
+        "ag_jax/data/cache.py",
         "root = self.local if self.remote is None or self._is_in_store(name) else self.remote",
         "root = self.local",
         "tests/buckets/test_verbs.py",
@@ -1049,10 +1049,10 @@ BUGS = (
     ),
     Bug(
         "a random second segment fills the whole row, although the pair should be a short one",
-        "ag_jax/data/text/formats.py",
+        "ag_jax/data/text/sequences.py",
         "_random_segment(store, number, target - len(first), room, draws)",
         "_random_segment(store, number, room - len(first), room, draws)",
-        "tests/data/text/test_formats.py",
+        "tests/data/text/test_sequences.py",
     ),
     Bug(
         "an entity goes on with the I- tags of any type, not of its own type alone",

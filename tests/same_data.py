@@ -132,7 +132,7 @@ def digests(config: DataConfig) -> dict[str, str]:
         rows: Any = getattr(corpus, split)
         sides = [rows.source, rows.target] if config.is_parallel else [rows]
         result[split] = _digest(side.row(number) for side in sides for number in range(len(side)))
-    facts = {name: value for name, value in corpus.facts().items() if "checksum" not in name}
+    facts = {name: value for name, value in corpus.facts().items() if value and "checksum" not in name}
     result["facts"] = hashlib.sha256(json.dumps([facts, corpus.sources], sort_keys=True).encode()).hexdigest()[:16]
     batches = pipeline.batches(corpus, config, BATCH, 7)
     result["batches"] = _digest(array for step in STEPS for array in _arrays(batches.at(step)))

@@ -18,7 +18,7 @@ from etils import epath
 
 from ag_jax import main
 from ag_jax.command_line import cli, parser
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.pretraining import run as run_room
 from ag_jax.pretraining import run_directory
 from ag_jax.settings import schema

@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from ag_jax.data.text import prepare as text_parts
+from ag_jax.data import tokens
+from ag_jax.data.text import documents
 from tests import commands
 from tests.cases import some
 from tests.commands import REPOSITORY
@@ -40,19 +41,19 @@ def watch(log: str, part_size: int, dies: bool, slow: float, together: int) -> N
     (folder / f"ready-{os.getpid()}").touch()
     while len(list(folder.glob("ready-*"))) < together:
         time.sleep(0.02)
-    text_parts.PART_SIZE, write = part_size, text_parts.write_part
+    documents.PART_SIZE, write = part_size, tokens.write_part
 
-    def watched(part, config, tokenizer, directory, report):
+    def watched(of, part, directory, *report):
         with open(log, "a") as file:
-            file.write(f"{part.name} {os.getpid()}\n")
+            file.write(f"{part.units[0].path} {os.getpid()}\n")
         time.sleep(slow)
-        tokens = write(part, config, tokenizer, directory, report)
+        count = write(of, part, directory, *report)
         if dies:
             (pathlib.Path(directory) / "tokens.bin").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
-        return tokens
+        return count
 
-    text_parts.write_part = watched
+    tokens.write_part = watched
 
 
 def start(source, cache, *more, part_size=1500, dies=False, slow=0.0, together=1, cache_dir=None, environment=None):

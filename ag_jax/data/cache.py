@@ -1,15 +1,18 @@
-"""Cached directories that are written once: under a temporary name, and renamed when they are complete.
+"""The cache of prepared data: directories that are each made once, by one of all processes that need it.
 
-An incomplete directory of a process that died is never mistaken for a finished one, and processes that write the same
-directory do not disturb each other. Every directory has a `manifest.json` with the size and the checksums of each file,
-which are compared with the files when the directory is opened.
+A directory is written under a temporary name and renamed when it is complete, so that what a killed process wrote is
+never taken for it. The process that makes it has claimed it (`ag_jax.distributed.lock`); others wait, or make something
+else meanwhile. Every directory has a `manifest.json` with the size and the checksums of each file, which are compared
+with the files when it is opened.
+
+With `data.cache_dir` at `gs://` the directories are kept there, and every machine copies those that it reads to its own
+disk, because rows are read at random places: a copy can be memory-mapped, whereas reading each row from the store would
+take a request and tens of milliseconds.
 """
 
 import contextlib
 import dataclasses
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import pathlib
@@ -18,125 +21,198 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from etils import epath
 
 from ag_jax.data import checksums
-from ag_jax.data.checksums import CheckedFile
-from ag_jax.data.json_files import FAULTS
-from ag_jax.distributed import interruption
+from ag_jax.data.checksums import Entry
+from ag_jax.data.config import DataConfig
+from ag_jax.data.json_files import FAULTS, reading
+from ag_jax.distributed import interruption, lock, storage
 
+Write = Callable[[pathlib.Path], object]
 PARTIAL = ".partial-"
-ABANDONED = 24 * 3600  # seconds without a write, after which the process that wrote a partial directory counts as dead
 MANIFEST = "manifest.json"
 READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they are read
+LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
+COPIED_TOGETHER = 2**24  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """A complete directory of the cache, with the checksums of its files.
+class Cache:
+    """The cached directories of this machine, and optionally of an object store.
 
-    path: the directory.
-    checksums: CRC-32 of each block of each file, by the file's name below `path`.
-    unread: names of the files that were too large to be compared with their checksums when the directory was opened.
+    local: folder on this machine.
+    remote: folder in an object store, in which the directories are kept and of which `local` has copies; None without.
     """
 
-    path: pathlib.Path
-    checksums: dict[str, list[int]]
-    unread: frozenset[str] = frozenset()
+    local: pathlib.Path
+    remote: epath.Path | None = None
+    _claims: lock.Claims = dataclasses.field(default_factory=lock.Claims)
 
-    def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """Return a checker of the blocks of a file as they are read; None if the whole file has been checked already.
+    @classmethod
+    def of(cls, config: DataConfig) -> "Cache":
+        """Return the cache in `data.cache_dir`, $AG_JAX_CACHE or ~/.cache/ag_jax, the first of these that is set.
 
-        Returns None if the whole file was compared with its checksums when the directory was opened.
+        If that is in an object store, local copies go to $AG_JAX_CACHE if it is on a disk, and otherwise to
+        ~/.cache/ag_jax.
         """
-        name = path.relative_to(self.path).as_posix()
-        return CheckedFile(path, self.checksums[name], _advice(self.path)) if name in self.unread else None
+        roots = [root for root in (config.cache_dir, os.environ.get("AG_JAX_CACHE")) if root]
+        remote = epath.Path(roots[0]) if roots and "://" in roots[0] else None
+        local = next((root for root in roots if "://" not in root), "~/.cache/ag_jax")
+        return cls(pathlib.Path(local).expanduser(), remote)
 
-    def digest(self, folder: str) -> str:
-        """Return a hash of the names and checksums of all files in a folder; equal files give equal hashes."""
-        files = {name: values for name, values in self.checksums.items() if name.startswith(f"{folder}/")}
-        return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+    def is_complete(self, name: str) -> bool:
+        """Return whether a directory was made, here or in the object store."""
+        return (self.local / name / MANIFEST).exists() or self._is_in_store(name)
 
+    def build_once(self, name: str, write: Write, check_large: bool = False) -> Entry:
+        """Return a directory as an `Entry`; if it is missing or damaged, one process makes it while the others wait.
 
-def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *, check_large: bool = False) -> Entry:
-    """Return the cache's `directory` as an `Entry`; if it is missing or damaged, let `write` make it first.
+        A directory with a damaged file is made anew, with a warning. If it is in the object store, it is copied.
 
-    Several processes may write the same directory at once; the first to finish wins. A directory with a damaged file is
-    written again, with a warning. So is a directory without a manifest, because nothing shows that its files are as
-    they were written.
+        name: name of the directory.
+        write: function that writes the files into the (temporary) directory that it is given.
+        check_large: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of
+            such files compare the blocks that they read (`Entry.checked`).
 
-    directory: the directory to open, created if missing.
-    write: function that writes the files into the (temporary) directory that it is given.
-    check_large: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of such
-        files compare the blocks that they read (`Entry.checked`).
+        Raises ValueError if the directory cannot be written or the disk is full (what was written so far is then
+        removed). A signal stops `write` at its next `interruption.check`, and what was written is removed as well.
+        """
+        is_told = False
+        while True:
+            if self._is_here(name) and (entry := _read(self.local / name, check_large)[0]):
+                return entry
+            with self._claimed(name) as claim:
+                if claim:
+                    return self._make(name, write, check_large, claim)
+            interruption.check()
+            if not is_told:
+                print(f"data: waiting for {name}, which another process is making", file=sys.stderr, flush=True)
+                is_told = True
+            time.sleep(LOOK_EVERY)
 
-    Raises ValueError if the directory cannot be written or the disk is full (what was written so far is then removed).
-    A signal stops `write` at its next `interruption.check`, and what was written so far is removed as well.
-    """
-    if directory.exists():
-        entry, damage = _open(directory, check_large)
-        if entry:
-            return entry
-        print(f"data: the cache {directory} is damaged ({damage}): making it anew", file=sys.stderr, flush=True)
-    partial = directory.with_name(f"{directory.name}{PARTIAL}{secrets.token_hex(4)}")
-    # Signals are deferred, because an exception between two renames would leave the cache without the directory.
-    with interruption.deferred():
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(directory)
-            partial.mkdir()
-            with _locked(partial):  # shows that its writer is alive
-                write(partial)
-                _write_manifest(partial)
-                _put_into_place(partial, directory, check_large)
-        except OSError as error:
-            raise explain(error, directory) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        interruption.check()
-    entry, damage = _open(directory, check_large=False)
-    if entry is None:
-        raise ValueError(
-            f"the cache {directory} is damaged as soon as it is written ({damage}): check the disk, and run the "
-            "command again"
-        )
-    return entry
+    def build_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
+        """Make the directories of `writers`, together with other processes, until all are complete or not needed.
 
+        This process makes missing directories that no other is making, and waits for the others.
 
-def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, check_large: bool) -> None:
-    """Rename the complete directory `partial` to `directory`, in place of a damaged directory if there is one.
-
-    Does nothing if another process has put an intact directory into place meanwhile.
-    """
-    with _locked(directory.parent):
-        if directory.exists():
-            if _open(directory, check_large)[0]:
+        writers: function that writes a directory, by its name.
+        is_over: returns whether the directories are no longer needed.
+        report: called after each directory, and while other processes work on the last ones.
+        """
+        missing = list(writers)
+        while missing:
+            for name in missing:
+                if self.is_complete(name):
+                    continue
+                with self._claimed(name) as claim:
+                    # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
+                    if claim and not self.is_complete(name) and not is_over():
+                        self._make(name, writers[name], False, claim)
+                        report()
+            if is_over():
                 return
-            old = directory.with_name(f"{directory.name}{PARTIAL}{secrets.token_hex(4)}")
-            directory.rename(old)
-            partial.rename(directory)
-            shutil.rmtree(old, ignore_errors=True)
-            return
-        try:
-            partial.rename(directory)
-        except OSError:
-            if not directory.exists():  # without locks, another process may still have been faster
-                raise
+            missing = [name for name in missing if not self.is_complete(name)]
+            if missing:
+                interruption.check()
+                report()
+                time.sleep(LOOK_EVERY)
+
+    def remove(self, beginning: str) -> None:
+        """Delete the directories whose names begin so, and what killed processes left of such; not those being made."""
+        roots = [root for root in (self.local, self.remote) if root is not None]
+        paths = (path for root in roots for path in epath.Path(root).glob(f"{beginning}*"))
+        for name in {path.name.partition(PARTIAL)[0].removesuffix(".lock") for path in paths}:
+            with self._claimed(name) as claim:
+                if claim:
+                    self._remove_partial(name)
+                    shutil.rmtree(self.local / name, ignore_errors=True)
+                    if self.remote is not None and (self.remote / name).exists():
+                        (self.remote / name).rmtree()
+
+    def remember(self, name: str, value: Any) -> None:
+        """Store a JSON value under a name, in place of an earlier one."""
+        path, text = epath.Path(self.remote or self.local) / f"{name}.json", json.dumps(value)
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_whole(path, text)
+
+    def recall(self, pattern: str) -> list[Any]:
+        """Return the values stored under all names that match a pattern, in the order of the names."""
+        paths = epath.Path(self.remote or self.local).glob(f"{pattern}.json")
+        return [json.loads(path.read_text()) for path in sorted(paths)]
+
+    def _is_here(self, name: str) -> bool:
+        """Return whether a directory is on this machine, and in the object store if there is one."""
+        return (self.local / name).exists() and (self.remote is None or self._is_in_store(name))
+
+    def _is_in_store(self, name: str) -> bool:
+        return self.remote is not None and (self.remote / name / MANIFEST).exists()
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[Any]:
+        """Context manager that tries to claim a directory, or only its copy if the object store has it; None if not."""
+        root = self.local if self.remote is None or self._is_in_store(name) else self.remote
+        with contextlib.ExitStack() as stack:
+            try:
+                claim = stack.enter_context(self._claims(epath.Path(root) / f"{name}.lock"))
+            except OSError as error:
+                raise _explained(error, self.local) from error
+            yield claim
+
+    def _remove_partial(self, name: str) -> None:
+        """Delete what killed processes left of a claimed directory: at full size tens of gigabytes."""
+        for partial in self.local.glob(f"{name}{PARTIAL}*"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _make(self, name: str, write: Write, check_large: bool, claim: Any) -> Entry:
+        """Return a claimed directory, made with `write` or copied from the object store if it is missing or damaged."""
+        directory, entry = self.local / name, None
+        if directory.exists():
+            entry, damage = _read(directory, check_large)
+            if entry is None:
+                print(f"data: the cache {directory} is damaged ({damage}): making it anew", file=sys.stderr, flush=True)
+        if entry is None:
+            self._remove_partial(name)
+            self._write(directory, write, claim)
+            entry, damage = _read(directory, check_large=False)
+            if entry is None:
+                raise ValueError(
+                    f"the cache {directory} is damaged as soon as it is written ({damage}): check the disk, and run "
+                    "the command again"
+                )
+        if self.remote is not None and not self._is_in_store(name):
+            _publish(entry, self.remote / name)
+        return entry
+
+    def _write(self, directory: pathlib.Path, write: Write, claim: Any) -> None:
+        """Write a directory under a temporary name, and rename it, in place of a damaged directory if there is one."""
+        partial = directory.with_name(f"{directory.name}{PARTIAL}{secrets.token_hex(4)}")
+        # Signals are deferred, because an exception between two renames would leave the cache without the directory.
+        with interruption.deferred():
+            try:
+                partial.mkdir(parents=True)
+                if self.remote is not None and self._is_in_store(directory.name):
+                    _fetch(self.remote / directory.name, partial)
+                else:
+                    write(partial)
+                    _write_manifest(partial)
+                claim.confirm()
+                if directory.exists():
+                    directory.rename(f"{partial}-damaged")
+                partial.rename(directory)
+            except OSError as error:
+                raise _explained(error, self.local) from error
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(f"{partial}-damaged", ignore_errors=True)
+            interruption.check()
 
 
-@contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a lock on a directory within the context; hold none on network file systems that have no locks."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _open(directory: pathlib.Path, check_large: bool) -> tuple[Entry | None, str]:
+def _read(directory: pathlib.Path, check_large: bool) -> tuple[Entry | None, str]:
     """Return (`Entry`, "") for an intact directory of the cache, (None, what is wrong) for a damaged one."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
@@ -174,47 +250,52 @@ def _checksum(files: dict) -> int:
     return zlib.crc32(json.dumps(files, sort_keys=True).encode())
 
 
-def _advice(directory: pathlib.Path) -> str:
-    """Return what to do about a damaged file of a directory, for an error message."""
-    return f"delete the folder {directory} and run the same command again, which makes it anew"
+def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:
+    """Copy a directory of the object store to an empty directory of this machine.
 
+    A file that differs from its checksum is copied once more, because the copy may be wrong and not the original.
 
-def _remove_abandoned(directory: pathlib.Path) -> None:
-    """Remove partial copies of `directory` to which no process has written for `ABANDONED` seconds."""
-    for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
-        with contextlib.suppress(OSError):  # another process may remove it meanwhile
-            last_write = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
-            if time.time() - last_write > ABANDONED:
-                shutil.rmtree(partial, ignore_errors=True)
-
-
-def remove_partial(directory: pathlib.Path) -> None:
-    """Delete partial copies of `directory` whose writers were killed, for a process that alone may write it now.
-
-    At full size such a copy has tens of gigabytes, for which the disk may have no room beside the new one. A copy whose
-    writer is alive stays; so does any copy on a network file system without locks, until it is `ABANDONED`.
+    Raises ValueError if it still differs, and FileNotFoundError if a file is missing. The original is not deleted,
+    because other machines may be reading it.
     """
-    for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
-        with contextlib.suppress(OSError):  # its writer has the lock, or another process removes it meanwhile
-            descriptor = os.open(partial, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(partial, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+    with reading(stored, "delete it when no machine reads it any more, and run the command again"):
+        files = json.loads((stored / MANIFEST).read_text())["files"]
+        for file, expected in files.items():
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            for attempt in (1, 2):
+                _copy(stored / file, epath.Path(directory / file))
+                if checksums.of_file(directory / file) == expected["blocks"]:
+                    break
+                if attempt == 2:
+                    raise ValueError(f"the content of {file} was changed")
+    _copy(stored / MANIFEST, epath.Path(directory / MANIFEST))
 
 
-def explain(error: OSError, directory: pathlib.Path) -> Exception:
+def _publish(entry: Entry, stored: epath.Path) -> None:
+    """Copy a directory to the object store; its manifest last, so that only complete directories have one."""
+    for file in [*entry.checksums, MANIFEST]:
+        (stored / file).parent.mkdir(parents=True, exist_ok=True)
+        _copy(epath.Path(entry.path / file), stored / file)
+
+
+def _copy(source: epath.Path, target: epath.Path) -> None:
+    """Copy a file between a disk and an object store, piece by piece."""
+    with source.open("rb") as read, target.open("wb") as write:
+        for piece in interruption.checked(iter(lambda: read.read(COPIED_TOGETHER), b"")):
+            write.write(piece)
+
+
+def _explained(error: OSError, folder: pathlib.Path) -> Exception:
     """Return a ValueError with the remedy if `error` means that the cache cannot be written, else `error` itself.
 
     Other errors, such as a missing source file, are clearest as they are.
     """
     if error.errno is None:  # raised by Python code, whose message is clear as it is
         return error
-    in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(directory.parent)
-    if not in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+    is_in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(folder)
+    if not is_in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
         return error
     return ValueError(
-        f"the cache {directory.parent} cannot be written: {error.strerror or error}; make room there, or set "
-        "data.cache_dir (or AG_JAX_CACHE) to a directory that can be written"
+        f"the cache {folder} cannot be written: {error.strerror or error}; make room there, or set data.cache_dir (or "
+        "AG_JAX_CACHE) to a directory that can be written"
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import pathlib
 import zlib
 from collections.abc import Sequence
@@ -99,3 +100,31 @@ class CheckedArray:
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self[:], dtype=dtype, copy=copy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A complete directory of the cache, with the checksums of its files.
+
+    path: the directory.
+    checksums: CRC-32 of each block of each file, by the file's name below `path`.
+    unread: names of the files that were too large to be compared with their checksums when the directory was opened.
+    """
+
+    path: pathlib.Path
+    checksums: dict[str, list[int]]
+    unread: frozenset[str] = frozenset()
+
+    def checked(self, path: pathlib.Path) -> CheckedFile | None:
+        """Return a checker of the blocks of a file as they are read; None if the whole file has been checked already.
+
+        Returns None if the whole file was compared with its checksums when the directory was opened.
+        """
+        name = path.relative_to(self.path).as_posix()
+        remedy = f"delete the folder {self.path} and run the same command again, which makes it anew"
+        return CheckedFile(path, self.checksums[name], remedy) if name in self.unread else None
+
+    def digest(self, folder: str) -> str:
+        """Return a hash of the names and checksums of all files in a folder; equal files give equal hashes."""
+        files = {name: values for name, values in self.checksums.items() if name.startswith(f"{folder}/")}
+        return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]

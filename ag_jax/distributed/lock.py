@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from ag_jax.distributed import hosts, storage
+from ag_jax.distributed import storage
 
 FILE = "lock.json"  # of a directory
 BEAT_EVERY = 15.0  # seconds between two rewrites of the file by its holder
@@ -47,6 +47,8 @@ def hold(path: epath.Path, *, wait: bool = False, what: str = "") -> Iterator[No
     Raises ValueError, on every host, if another process holds the lock, and OSError (ValueError on other hosts than the
     first) if the file cannot be written.
     """
+    from ag_jax.distributed import hosts  # imported here, because it imports JAX, which preparing a text does without
+
     claims, lock, is_new = Claims(), _Lock(path), not path.parent.exists()
 
     def take() -> None:
@@ -300,6 +302,8 @@ class _Lock:
 
     def _leave(self, holder: Holder | None) -> None:
         """End this process, whose lock another process has taken over, before it writes anything more."""
+        from ag_jax.distributed import hosts  # as in `hold`
+
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         message = (
             f"this process did not renew its lock {self.path} for {STALE_AFTER:.0f} seconds, and {who} took it over: "

@@ -21,7 +21,7 @@ from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
-from ag_jax.distributed import hosts, lock, storage
+from ag_jax.distributed import hosts, storage
 from ag_jax.evaluation import lines
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import origin as origins
@@ -51,9 +51,8 @@ def prepare_ahead(data: DataConfig) -> Corpus:
 
     Processes that call this at the same time share the work.
     """
-    claims = lock.Claims()
-    corpus = pipeline.prepare(data, claim=claims)
-    pipeline.source_files(data, claim=claims)
+    corpus = pipeline.prepare(data)
+    pipeline.source_files(data)
     return corpus
 
 
@@ -73,7 +72,7 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
     summary = read_summary(workdir)
     if summary is None or config.data.accept_changed_text:  # `record` says what changed
         return
-    if changes := _changed_files(summary["files"], pipeline.source_files(config.data, claim=lock.Claims())):
+    if changes := _changed_files(summary["files"], pipeline.source_files(config.data)):
         rows = f"the run was trained on {summary['train rows']:,} rows, {summary['validation rows']:,} were held out"
         _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
 
@@ -219,7 +218,7 @@ def _prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
     quiet, data = not hosts.is_first(), config.data
     if workdir is not None:
         data = with_own_tokenizer(data, workdir)
-    corpus = pipeline.prepare(data, quiet=quiet, claim=lock.Claims())
+    corpus = pipeline.prepare(data, quiet=quiet)
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
     # Pairs get the token types that the imported model was trained with.
     if workdir is not None and config.next_sentence:
@@ -237,7 +236,7 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
     summary: dict[str, Any] = {
         "source": config.data.source,
         **corpus.facts(),
-        "files": pipeline.source_files(config.data, claim=lock.Claims()),
+        "files": pipeline.source_files(config.data),
         **({"sources": corpus.sources} if corpus.sources else {}),
         **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),
         **({"expected gigabytes": config.data.expected_gigabytes} if config.data.expected_gigabytes else {}),
@@ -277,7 +276,7 @@ def _compare_with_training(
     if summary is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
     if changes := _changed_facts(summary, corpus):
-        changes = _changed_files(summary["files"], pipeline.source_files(config.data, claim=lock.Claims())) + changes
+        changes = _changed_files(summary["files"], pipeline.source_files(config.data)) + changes
         warning = (
             "this is NOT the text that the run was trained with, and the model may have been trained on what is held "
             "out here:\n"

@@ -6,12 +6,13 @@ import pathlib
 import tarfile
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 import sentencepiece
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text.store import TextStore, TextStoreWriter
+from ag_jax.data.store import Block, Row, RowsWriter, TextStore, TextStoreWriter
 
 WORDS = "the cat sat on a mat and dog ran to old house of red brick by river where it rained all day".split()
 
@@ -87,11 +88,21 @@ def library(tmp_path_factory) -> pathlib.Path:
 def make_store(tmp_path):
     """A function that stores documents, each a list of sentences, each a list of ids."""
 
-    def make(documents: list[list[list[int]]]) -> TextStore:
-        writer = TextStoreWriter(tmp_path / "store", vocabulary_size=60_000)
-        for document in documents:
-            writer.append(document)
-        writer.close()
-        return TextStore(tmp_path / "store")
+    return lambda documents: write_store(tmp_path / "store", documents)
 
-    return make
+
+def write_store(directory: pathlib.Path, documents: list[list[list[int]]], vocabulary_size: int = 60_000) -> TextStore:
+    """Store documents, each a list of sentences, each a list of ids."""
+    writer = TextStoreWriter(directory, vocabulary_size)
+    for document in documents:
+        writer.append(np.concatenate(document), np.array([len(ids) for ids in document]), np.array([len(document)]))
+    writer.close()
+    return TextStore(directory)
+
+
+def write_rows(directory: pathlib.Path, rows: Iterable[Row], vocabulary_size: int, **settings) -> None:
+    """Store rows, one to a block."""
+    writer = RowsWriter(directory, vocabulary_size, **settings)
+    for row in rows:
+        writer.append(Block.of([row]))
+    writer.close()

@@ -7,9 +7,9 @@ import threading
 from etils import epath
 
 from ag_jax.command_line import cli
-from ag_jax.data import entries
+from ag_jax.data import cache, tokens
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import prepare as text_parts
+from ag_jax.data.text import documents
 from ag_jax.distributed import shared_files
 from ag_jax.finetuning import comparison
 from ag_jax.pretraining import config as pretraining_config
@@ -84,19 +84,19 @@ def test_the_program_is_known_by_its_content(monkeypatch):
 
 def test_no_part_of_the_text_is_made_on_two_hosts(tmp_path, monkeypatch):
     """The first part of each host waits for that of the other, so that both make some."""
-    made, both, write = [], threading.Barrier(2), text_parts.write_part
+    made, both, write = [], threading.Barrier(2), tokens.write_part
 
-    def watched(part, *rest):
+    def watched(text, part, *rest):
         host = threading.get_ident()
         is_first = host not in [other for _, other in made]
-        made.append((part.name, host))
+        made.append((part.units[0].path, host))
         if is_first:
             both.wait(60)
-        return write(part, *rest)
+        return write(text, part, *rest)
 
-    monkeypatch.setattr(text_parts, "write_part", watched)
-    monkeypatch.setattr(text_parts, "PART_SIZE", 1500)
-    monkeypatch.setattr(entries, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(tokens, "write_part", watched)
+    monkeypatch.setattr(documents, "PART_SIZE", 1500)
+    monkeypatch.setattr(cache, "LOOK_EVERY", 0.05)
     folder, workdir = write_documents(tmp_path / "text"), epath.Path(tmp_path / "run")
     tokenizer = TokenizerConfig(vocabulary_size=300)
     data = DataConfig(source=str(folder), cache_dir=str(tmp_path / "cache"), tokenizer=tokenizer)

@@ -13,8 +13,8 @@ import tarfile
 import tokenizers as huggingface
 from etils import epath
 
+from ag_jax.data import pipeline
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.text import pipeline
 from ag_jax.interop import exporting
 from tests.data.conftest import sentencepiece_model
 from tests.finetuning import tiny_tasks

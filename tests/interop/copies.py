@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.interop import exporting, finetuned, importing, names
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pretraining import initial_weights, run

@@ -11,11 +11,9 @@ import pytest
 from etils import epath
 
 from ag_jax.attention.config import FixedConfig
-from ag_jax.data import tokenizers
+from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import batching
-from ag_jax.data.parallel import pipeline as parallel
-from ag_jax.data.text import pipeline as text_pipeline
 from ag_jax.data.tokenizer_backends import SentencePiece
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import catalogue, exporting, importing, marian, marian_tokenizer, names, opening
@@ -515,7 +513,7 @@ def test_a_tokenizer_with_two_vocabularies_and_one_for_translation_alone(tmp_pat
     directory = marian_files.write_model(tmp_path / "hf")
     data = DataConfig(tokenizer=TokenizerConfig(path=str(directory)), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"begin and mask.*data\.format=parallel"):
-        text_pipeline.prepare(data, quiet=True)
+        pipeline.prepare(data, quiet=True)
     change(directory, "tokenizer_config.json", separate_vocabs=True)
     refused(directory, tmp_path, "separate_vocabs=True")
 
@@ -570,10 +568,10 @@ def test_going_on_with_an_imported_model(tmp_path, one_device):
     source = f"{CONFIGS / 'continue_translation.py'}:{arguments}"
     config = config_files.load(source, few | held_out).settings
     assert config.decoding.beam_size == 6 and config.guidance.heads == "next:1,prev:1"
-    workdir = start(config, tmp_path / "on", step=2, prepare=parallel.prepare)
+    workdir = start(config, tmp_path / "on", step=2, prepare=pipeline.prepare)
     on = open_run(workdir)
     same(names.flat(on.params), names.flat(given.params))
-    rows = parallel.prepare(config.data, quiet=True).train.target
+    rows = pipeline.prepare(config.data, quiet=True).train.target
     stored = {
         tuple(row)
         for number in range(len(rows))

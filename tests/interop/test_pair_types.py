@@ -7,9 +7,8 @@ import pytest
 import tokenizers as huggingface
 from tokenizers import models, pre_tokenizers, processors
 
-from ag_jax.data import vocabularies
+from ag_jax.data import pipeline, vocabularies
 from ag_jax.data.tasks.rows import RowSettings
-from ag_jax.data.text import pipeline
 from ag_jax.interop import finetuned, importing, opening
 from ag_jax.interop.finetuned import Head
 from ag_jax.pretraining import corpus

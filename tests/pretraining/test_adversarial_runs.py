@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.interop import opening
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FixedMaskConfig
 from ag_jax.pretraining import build, mask_trace, run, run_directory, workloads

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis import maps
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.pretraining import comparison, plateau, run, run_directory, workloads
 from ag_jax.pretraining.open_run import open_run

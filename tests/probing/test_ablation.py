@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 from scipy import special as functions
 
+from ag_jax.data import pipeline
 from ag_jax.data.tasks.task import Examples
-from ag_jax.data.text import pipeline
 from ag_jax.finetuning import development, kinds
 from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import finetuned, opening

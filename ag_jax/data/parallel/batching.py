@@ -20,8 +20,8 @@ Shape letters: B batch, S source length, T target length; both lengths are `data
 import numpy as np
 
 from ag_jax.data.config import DataConfig
-from ag_jax.data.parallel.rows import PairRows
-from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.layout import HostBatch
+from ag_jax.data.parallel.layout import PairRows
 from ag_jax.data.tokenizers import Tokenizer
 
 

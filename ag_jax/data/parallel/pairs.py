@@ -11,6 +11,7 @@ All may be compressed, as in train.en.gz.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -22,6 +23,7 @@ from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
 from ag_jax.data.text import fields, files, sources
+from ag_jax.data.text.sources import Unit, watched
 from ag_jax.distributed import interruption
 
 JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
@@ -71,15 +73,19 @@ class PairFiles:
     target_setting: str = "data.target"
 
     def __iter__(self) -> Iterator[Pair]:
-        return interruption.checked(self._pairs())
+        return interruption.checked(pair for unit in self.units() for pair in unit.read(""))
 
-    def _pairs(self) -> Iterator[Pair]:
+    def units(self) -> list[Unit]:
+        """Return the files, or source files with their target files, each with a function that yields its pairs."""
         if self.target is None:
-            for file in _paths(self.source, self.setting):
-                yield from _records(file, self)
-            return
-        for source, target in self._aligned_files(self.target):
-            yield from _aligned(source, target)
+            return [
+                Unit(file, file.stat().st_size, functools.partial(self._read, file), watched(file))
+                for file in _paths(self.source, self.setting)
+            ]
+        return [_unit(*both) for both in self._aligned_files(self.target)]
+
+    def _read(self, file: pathlib.Path, _: str) -> Iterator[Pair]:
+        return _records(file, self)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -152,6 +158,12 @@ class PairFiles:
                 )
         globs.check_names(self._settings(), aligned)
         return aligned
+
+
+def _unit(source: pathlib.Path, target: pathlib.Path) -> Unit:
+    changed = watched(source), watched(target)
+    size = source.stat().st_size + target.stat().st_size
+    return Unit(source, size, lambda _: _aligned(source, target), lambda: any(has_changed() for has_changed in changed))
 
 
 def training(config: DataConfig) -> PairFiles:

@@ -18,13 +18,12 @@ Shape letters: B batch, L length, M masked positions.
 import numpy as np
 
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.layout import HostBatch
+from ag_jax.data.store import Rows
 from ag_jax.data.text import corruption
 from ag_jax.data.text.mixture import MixedRows
-from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
-
-HostBatch = dict[str, np.ndarray]
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:

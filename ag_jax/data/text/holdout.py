@@ -2,44 +2,28 @@
 
 Without a `validation_source`, the part that is held out for validation depends on the number of documents:
 
-    1              the last sentences: the share `validation_fraction` of them
-    2 to 99        the last sentences of each document: the share `validation_fraction` of all characters
+    1 to 99        the last sentences of each document: the share `validation_fraction` of all characters
     100 and more   whole documents, evenly spread, beginning with the second: the share `validation_fraction` of them
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from ag_jax.data.config import DataConfig
+from ag_jax.data.layout import Piece
 from ag_jax.data.text import sources
 from ag_jax.data.text.sentences import join_sentences, split_sentences
 
 MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are held out
 
 
-class Piece(NamedTuple):
-    """A document or a part of a document, used either for training or for validation.
-
-    document: number of the document.
-    text: text of the part.
-    held_out: whether the part is for validation.
-    """
-
-    document: int
-    text: str
-    held_out: bool
-
-
 def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[Piece]:
     """Yield the whole text of a config in the order of the source, each piece for training or for validation.
 
     left_out: if given, counts what `data.skip_words` leaves out, as in `sources.documents`.
-
-    Raises ValueError if nothing can be held out from a single sentence.
     """
 
     def texts(left_out: Counter[str] | None = None) -> Iterator[str]:
@@ -49,17 +33,14 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
         trained = ((text, False) for text in texts(left_out))
         held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
         for number, (text, for_validation) in enumerate(itertools.chain(trained, held_out)):
-            yield Piece(number, text, for_validation)
+            yield Piece((text,), int(for_validation), number)
         return
     # The source is read twice, so that no more than one document is in memory.
     count = _count(texts())
     documents = enumerate(texts(left_out))
     if count == MANY_DOCUMENTS:
         for number, text in documents:
-            yield Piece(number, text, bool(is_held_out(number, config.validation_fraction)))
-    elif count == 1:
-        [(_, text)] = documents
-        yield from _cut_one(text, config)
+            yield Piece((text,), int(is_held_out(number, config.validation_fraction)), number)
     else:
         yield from _cut_each(documents, count, config.validation_fraction)
 
@@ -83,22 +64,6 @@ def is_held_out(number: int | np.ndarray, fraction: float) -> np.ndarray:
     number = np.asarray(number)
     phase = 1.0 - 2.0 * fraction + 1e-9
     return np.trunc((number + 1) * fraction + phase) > np.trunc(number * fraction + phase)
-
-
-def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
-    """Yield a single document as two pieces: its first sentences for training, and its last sentences for validation.
-
-    `config.validation_fraction` is the share of the sentences that is for validation, at least one sentence.
-    Raises ValueError if the document is a single sentence.
-    """
-    sentences = split_sentences(text)
-    if len(sentences) < 2:
-        raise ValueError(
-            f"data.source={config.source!r} is a single sentence, of which none can be held out: expected at least "
-            "two; give more text, or set data.validation_source"
-        )
-    held_out = min(max(1, round(config.validation_fraction * len(sentences))), len(sentences) - 1)
-    yield from _cut(0, text, sentences, len(sentences) - held_out)
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
@@ -129,7 +94,7 @@ def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float)
 def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[Piece]:
     """Yield the sentences before index `border` for training, and the others for validation."""
     if border in (0, len(sentences)):
-        yield Piece(number, text, border == 0)
+        yield Piece((text,), int(border == 0), number)
         return
-    yield Piece(number, join_sentences(sentences[:border]), False)
-    yield Piece(number, join_sentences(sentences[border:]), True)
+    yield Piece((join_sentences(sentences[:border]),), 0, number)
+    yield Piece((join_sentences(sentences[border:]),), 1, number)

@@ -100,7 +100,7 @@ class Unit:
 
     path: Any
     size: int
-    read: Callable[[str], Iterator[str]]
+    read: Callable[[str], Iterator[Any]]
     has_changed: Callable[[], bool]
     skip_words: int = 0
 
@@ -122,7 +122,7 @@ def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
         else:
             for path in _local_files(part):
                 read = functools.partial(_file_documents, part, path)
-                yield Unit(path, path.stat().st_size, read, _watched(path), words)
+                yield Unit(path, path.stat().st_size, read, watched(path), words)
 
 
 def documents_of(
@@ -361,7 +361,7 @@ def _local_files(part: str) -> list[pathlib.Path]:
     return babylm.files(part) if babylm.is_folder(part) else _files(part)
 
 
-def _watched(file: pathlib.Path) -> Callable[[], bool]:
+def watched(file: pathlib.Path) -> Callable[[], bool]:
     """Return a function that tells whether a file's size or modification time has changed since this call."""
     stamp = _stamp(file)
     return lambda: _stamp(file) != stamp
@@ -524,7 +524,7 @@ def _tfds_units(part: str, skip_words: int) -> Iterator[Unit]:
     for start in range(0, len(records), TFDS_RECORDS):
         stop = min(start + TFDS_RECORDS, len(records))
         read = functools.partial(_tfds_documents, part, builder, records, range(start, stop))
-        yield Unit(info, (stop - start) * TFDS_RECORD_SIZE, read, _watched(info), skip_words)
+        yield Unit(info, (stop - start) * TFDS_RECORD_SIZE, read, watched(info), skip_words)
 
 
 def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:

@@ -6,8 +6,8 @@ import functools
 import numpy as np
 
 from ag_jax.data import randomness
+from ag_jax.data.store import Rows
 from ag_jax.data.text.mixture import MixedRows
-from ag_jax.data.text.store import Rows
 from ag_jax.data.tokenizers import Tokenizer
 
 

@@ -4,9 +4,10 @@ import pathlib
 
 import pytest
 
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.corpus import Corpus
-from ag_jax.data.parallel import pipeline, toys
+from ag_jax.data.parallel import toys
 
 LENGTH = 48
 FILES = {"source": "train.source", "target": "train.target"}

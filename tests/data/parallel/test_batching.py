@@ -5,8 +5,9 @@ import pytest
 
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import batching
-from ag_jax.data.parallel.rows import PairRows, write_pair_rows
-from ag_jax.data.text.formats import Row
+from ag_jax.data.parallel.layout import PairRows
+from ag_jax.data.store import Row
+from tests.data.conftest import write_rows
 
 PAD, END, START, LENGTH = 1, 2, 77, 13
 # Pairs without end tokens; rows hold one or several.
@@ -21,8 +22,9 @@ def make(tmp_path, tokenizer):
     assert (tokenizer.specials.pad, tokenizer.specials.end) == (PAD, END)
 
     def made(places, examples, start=START, name="rows"):
-        rows = [[joined([PAIRS[number][side] for number in row]) for side in (0, 1)] for row in places]
-        write_pair_rows(tmp_path / name, rows, 300, is_packed=any(len(row) > 1 for row in places))
+        for side, side_name in enumerate(("source", "target")):
+            rows = [joined([PAIRS[number][side] for number in row]) for row in places]
+            write_rows(tmp_path / name / side_name, rows, 300, is_packed=any(len(row) > 1 for row in places))
         read = PairRows(tmp_path / name)
         return batching.make_batch(CONFIG, read, tokenizer, example_B=np.array(examples), start=start)
 

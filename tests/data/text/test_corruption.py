@@ -5,10 +5,10 @@ import pytest
 
 from ag_jax.data import randomness
 from ag_jax.data.config import MaskingConfig
-from ag_jax.data.text import corruption, store
-from ag_jax.data.text.formats import Row
-from ag_jax.data.text.store import Rows
+from ag_jax.data.store import Row, Rows
+from ag_jax.data.text import corruption
 from ag_jax.data.text.unigram import Unigram
+from tests.data.conftest import write_rows
 
 
 def batch(tokenizer, rows, length, seed=0):
@@ -145,11 +145,11 @@ def test_masks_change_with_epoch_example_and_seed_only_and_static_ones_come_roun
 
 def test_counts_are_of_all_rows_without_specials(tmp_path, tokenizer):
     rows = [np.array([0, 9, 9, 7, 2]), np.array([0, 9, 5, 2]), np.array([0, 7, 9, 9, 9, 2])]
-    store.write_rows(tmp_path / "rows", map(Row, rows), tokenizer.vocabulary_size)
+    write_rows(tmp_path / "rows", map(Row, rows), tokenizer.vocabulary_size)
     read = Rows(tmp_path / "rows")
     words = Unigram.of(read, tokenizer)
     assert {v: int(n) for v, n in enumerate(words.counts_V) if n} == {5: 1, 7: 2, 9: 6}
     assert read.counts(tokenizer.vocabulary_size)[0] == 3, "the shared counts were changed"
-    store.write_rows(tmp_path / "specials", [Row(np.array([0, 2]))], tokenizer.vocabulary_size)
+    write_rows(tmp_path / "specials", [Row(np.array([0, 2]))], tokenizer.vocabulary_size)
     with pytest.raises(ValueError, match="unigram"):
         Unigram.of(Rows(tmp_path / "specials"), tokenizer)

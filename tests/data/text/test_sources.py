@@ -15,8 +15,9 @@ import huggingface_hub
 import pytest
 import tensorflow_datasets as tfds
 
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import babylm, files, hub, mixture, pipeline, remote, single_source, sources
+from ag_jax.data.text import babylm, documents, files, hub, mixture, remote, sources
 from ag_jax.data.text.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
 from ag_jax.distributed import storage
 from tests.bucket import CUT
@@ -227,7 +228,7 @@ def test_the_six_files_are_read_in_order_and_headings_and_many_lines_begin_docum
     monkeypatch.chdir(tmp_path)
     assert list(sources.documents("babylm:text")) == found
     assert sources.identity("babylm:text") == sources.identity(f"babylm:{folder}:train")
-    assert single_source._place("babylm:text:dev") == f"babylm:{folder}:dev"
+    assert documents._place("babylm:text:dev") == f"babylm:{folder}:dev"
     assert babylm.has_split("text", "train") and not babylm.has_split("text", "dev")
 
 

@@ -3,26 +3,32 @@
 Both are written as a stream, so a corpus may be larger than the memory.
 """
 
+import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ag_jax.data.cache import Entry
-from ag_jax.data.checksums import CheckedArray, CheckedFile
-from ag_jax.distributed import interruption
+from ag_jax.data.checksums import CheckedArray, CheckedFile, Entry
 
 WRITE_BUFFER = 2**20  # bytes
 COUNTED_TOGETHER = 2**22  # tokens
 COPIED_TOGETHER = 2**20  # numbers
+WRITTEN_TOGETHER = 1024  # rows
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
     """Return the smallest unsigned type, uint16 or uint32, that holds every token id."""
     return np.dtype(np.uint16 if vocabulary_size <= 2**16 else np.uint32)
+
+
+def joined(ids: Iterable[Sequence[int]], vocabulary_size: int) -> np.ndarray:
+    """Return lists of token ids as one array, in the type of `token_dtype`."""
+    return np.fromiter(itertools.chain.from_iterable(ids), token_dtype(vocabulary_size))
 
 
 class ArrayWriter:
@@ -31,9 +37,9 @@ class ArrayWriter:
     def __init__(self, path: pathlib.Path, dtype: np.dtype | type):
         self._file, self._dtype = path.open("wb", buffering=WRITE_BUFFER), np.dtype(dtype)
 
-    def append(self, values: Iterable[int]) -> None:
+    def append(self, values: np.ndarray) -> None:
         """Append numbers to the file."""
-        self._file.write(np.asarray(values, self._dtype).tobytes())
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def close(self) -> None:
         """Write the remaining buffer, wait until it is on disk, and close the file."""
@@ -50,8 +56,10 @@ class ArrayFile:
     """
 
     def __init__(self, path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None = None):
-        self._path, self._dtype, self._check = path, np.dtype(dtype), check
+        self._dtype, self._check = np.dtype(dtype), check
         self._length = path.stat().st_size // self._dtype.itemsize
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
 
     def __len__(self) -> int:
         return self._length
@@ -61,7 +69,7 @@ class ArrayFile:
         size = self._dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))
-        return np.fromfile(self._path, self._dtype, stop - start, offset=start * size)
+        return np.frombuffer(os.pread(self._file, (stop - start) * size, start * size), self._dtype)
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
@@ -85,20 +93,17 @@ class TextStoreWriter:
         self._document_ends = ArrayWriter(directory / "document_ends.bin", np.int64)
         self.tokens = self._sentences = 0
 
-    def append(self, sentences: list[list[int]]) -> bool:
-        """Add a document, given as the token ids of its sentences; empty sentences are skipped.
+    def append(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
+        """Add documents.
 
-        Returns whether the document was added: one without any token is not.
+        tokens: token ids of all their sentences, one after the other.
+        lengths: number of tokens of each sentence, at least one.
+        sentences: number of sentences of each document, at least one.
         """
-        sentences = [sentence for sentence in sentences if sentence]
-        if not sentences:
-            return False
-        ends = self.tokens + np.cumsum([len(sentence) for sentence in sentences])
-        self._tokens.append(np.concatenate(sentences))
-        self._sentence_ends.append(ends)
-        self.tokens, self._sentences = int(ends[-1]), self._sentences + len(sentences)
-        self._document_ends.append([self._sentences])
-        return True
+        self._tokens.append(tokens)
+        self._sentence_ends.append(self.tokens + np.cumsum(lengths))
+        self._document_ends.append(self._sentences + np.cumsum(sentences))
+        self.tokens, self._sentences = self.tokens + len(tokens), self._sentences + len(lengths)
 
     def copy(self, store: "TextStore", first: int, last: int) -> None:
         """Add documents `first` to `last` - 1 of another store with the same type of tokens."""
@@ -144,6 +149,16 @@ class TextStore:
         """Return the index of the token after each of the sentences `first` to `last` - 1 of the whole text."""
         return self._sentence_ends.read(first, last)
 
+    @property
+    def sentence_count(self) -> int:
+        """The number of sentences of the text."""
+        return len(self._sentence_ends)
+
+    def document_begins(self, first: int, last: int) -> np.ndarray:
+        """Return which of the sentences `first` to `last` - 1 of the whole text begin a document."""
+        begins = self._document_ends[slice(*np.searchsorted(self._document_ends, (first, last)))]
+        return np.append(0, begins) if first == 0 else begins
+
     def document_ends(self, first: int, last: int) -> np.ndarray:
         """Return the index of the sentence after each of the documents `first` to `last` - 1."""
         return self._document_ends[first:last]
@@ -158,8 +173,11 @@ class TextStore:
 
     def sentences(self, first: int, last: int) -> list[np.ndarray]:
         """Return sentences `first` to `last` - 1 of the whole text, each as an array of token ids."""
-        start, ends = self.token_index(first), self.sentence_ends(first, last)
-        return np.split(self.tokens.read(start, ends[-1]), ends[:-1] - start)
+        # One number more, the end of the sentence before; plain slices, because np.split is slow for short ones.
+        ends = self._sentence_ends.read(max(first - 1, 0), last).tolist()
+        start = ends.pop(0) if first else 0
+        tokens = self.tokens.read(start, ends[-1])
+        return [tokens[begin - start : end - start] for begin, end in itertools.pairwise([start, *ends])]
 
     def document(self, number: int) -> list[np.ndarray]:
         """Return the sentences of a document, each as an array of token ids."""
@@ -262,13 +280,75 @@ class Rows:
         return len(self.tokens) / max(len(self) * length, 1)
 
 
+class Row(NamedTuple):
+    """One training sequence as token ids: a text, a pair of segments, or several packed texts.
+
+    tokens: token ids, special tokens included.
+    second_start: index in `tokens` at which the second segment of a pair begins; 0 if there is no pair.
+    is_random_next: whether the second segment of a pair is from a random place instead of the continuation.
+    text_starts: index in `tokens` at which each text begins: 0, and those of further texts that `packing` adds.
+    """
+
+    tokens: np.ndarray
+    second_start: int = 0
+    is_random_next: bool = False
+    text_starts: Sequence[int] | np.ndarray = (0,)
+
+
+class Block(NamedTuple):
+    """Consecutive rows as arrays; the fields are those of `Row`.
+
+    tokens: token ids of the rows, one after the other.
+    lengths: number of tokens of each row.
+    second_start, is_random_next: of each row, in formats with pairs of segments.
+    text_starts: index in `tokens` at which each text begins, if several texts may share a row.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    second_start: np.ndarray | None = None
+    is_random_next: np.ndarray | None = None
+    text_starts: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Block":
+        """Return the block of some rows."""
+        lengths = np.array([len(row.tokens) for row in rows], np.int64)
+        begins = np.cumsum(lengths) - lengths
+        return cls(
+            np.concatenate([row.tokens for row in rows]),
+            lengths,
+            np.array([row.second_start for row in rows], np.int32),
+            np.array([row.is_random_next for row in rows], np.int8),
+            np.concatenate([begin + np.asarray(row.text_starts) for begin, row in zip(begins, rows, strict=True)]),
+        )
+
+    @property
+    def text_count(self) -> int:
+        """The number of texts of the rows; packed rows have several."""
+        return len(self.lengths) if self.text_starts is None else len(self.text_starts)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of a block without pairs, each of one text."""
+        return map(Row, np.split(self.tokens, np.cumsum(self.lengths)[:-1]))
+
+
+def blocks(rows: Iterable[Row]) -> Iterator[Block]:
+    """Yield rows in blocks."""
+    rows = iter(rows)
+    while together := list(itertools.islice(rows, WRITTEN_TOGETHER)):
+        yield Block.of(together)
+
+
 class RowsWriter:
-    """Writer of rows (`formats.Row`) into a directory, in the files that `Rows` opens.
+    """Writer of rows into a directory, in the files that `Rows` opens.
 
     directory: the directory, created if missing.
     vocabulary_size: number of token ids.
     has_pairs: whether rows are pairs of segments.
     is_packed: whether several texts may share a row.
+
+    end: number of tokens that were written.
     """
 
     def __init__(
@@ -284,30 +364,18 @@ class RowsWriter:
         if is_packed:
             names["text_starts"] = np.int64
         self._writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
-        self._end = 0
+        self.end = 0
 
-    def append(self, row) -> None:
-        """Add a row."""
-        if "text_starts" in self._writers:  # starts count from the row in `row.text_starts`, here from the first row
-            self._writers["text_starts"].append(self._end + np.asarray(row.text_starts))
-        self._end += len(row.tokens)
-        self._writers["tokens"].append(row.tokens)
-        self._writers["ends"].append([self._end])
-        if "second_start" in self._writers:
-            self._writers["second_start"].append([row.second_start])
-            self._writers["is_random_next"].append([row.is_random_next])
+    def append(self, block: Block) -> None:
+        """Add the rows of a block."""
+        values = {**block._asdict(), "ends": self.end + np.cumsum(block.lengths)}
+        if block.text_starts is not None:  # they count from the block, here from the first row
+            values["text_starts"] = self.end + block.text_starts
+        for name, writer in self._writers.items():
+            writer.append(values[name])
+        self.end += len(block.tokens)
 
     def close(self) -> None:
         """Finish and close the files."""
         for writer in self._writers.values():
             writer.close()
-
-
-def write_rows(
-    directory: pathlib.Path, rows: Iterable, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
-) -> None:
-    """Write rows (`formats.Row`) into a directory, as the files that `Rows` reads."""
-    writer = RowsWriter(directory, vocabulary_size, has_pairs=has_pairs, is_packed=is_packed)
-    for row in interruption.checked(rows):
-        writer.append(row)
-    writer.close()

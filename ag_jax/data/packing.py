@@ -14,41 +14,28 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ag_jax.data.text.formats import Row
+from ag_jax.data.store import Row
 
 OPEN_ROWS = 256
 Sides = Sequence[Row]
 
 
-def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Iterator[Row]:
-    """Yield rows of at most `length` tokens that together contain every text once, uncut.
+def pack(texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_ROWS) -> Iterator[Sides]:
+    """Yield rows of at most `length` tokens a side that together contain every text once, uncut.
 
-    texts: rows of one text each, without a second segment, of at most `length` tokens.
-    length: largest number of tokens of a row.
+    texts: the sides of each text, such as source and target: rows of one text each, of at most `length` tokens.
+    sides: number of sides of a text.
+    length: largest number of tokens of a side of a row.
     open_rows: largest number of rows that are open at a time.
 
     `Row.text_starts` has the start of every text. Rows come in the order in which they are closed, and the texts of a
     row in the order of `texts`.
     """
-    for (row,) in pack_sides(((text,) for text in texts), 1, length, open_rows):
-        yield row
-
-
-def pack_sides(
-    texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_ROWS
-) -> Iterator[tuple[Row, ...]]:
-    """Yield packed rows of texts with several sides, such as source and target, as a tuple with a row per side.
-
-    texts: the sides of each text, each a row of at most `length` tokens.
-    sides: number of sides of a text.
-
-    The other arguments are those of `pack`. Each side of a row has at most `length` tokens.
-    """
     # Open rows in the order in which they were opened: the first of several equal ones is the oldest.
     room_OZ = np.zeros((open_rows + 1, sides), np.int64)
     members: list[list[Sides]] = []
 
-    def close() -> tuple[Row, ...]:
+    def close() -> Sides:
         # The fullest row, which loses least: a later text would hardly have fitted into it.
         fullest = int(room_OZ[: len(members)].sum(axis=1).argmin())
         room_OZ[fullest:-1] = room_OZ[fullest + 1 :]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import zlib
+from collections import Counter
 
 import pytest
 
+from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.parallel import pipeline, selection, toys
-from ag_jax.data.parallel.selection import TOO_LONG, UNEQUAL, WITHOUT_TEXT
+from ag_jax.data.parallel import toys
+from ag_jax.data.parallel.layout import TOO_LONG, UNEQUAL, WITHOUT_TEXT, Pairs
 from tests.data.parallel.conftest import FILES
 
 # (source, target, why it is left out at a ratio of 2)
@@ -32,28 +34,36 @@ def config(tmp_path) -> DataConfig:
     )
 
 
+def read(config):
+    """The pieces of all parts of a parallel corpus, and the counts of what is left out."""
+    layout, left_out = Pairs(config), Counter()
+    parts = layout.parts()
+    return [piece for part in parts for piece in layout.read(part, left_out, config.validation_fraction)], left_out
+
+
 def test_reasons_and_splits(config):
     for ratio, reasons in ((2.0, {UNEQUAL, WITHOUT_TEXT}), (2.5, {WITHOUT_TEXT}), (None, {WITHOUT_TEXT})):
-        found = list(selection.select(dataclasses.replace(config, max_words_ratio=ratio)))
-        assert [one.split for one in found] == ["train"] * 8 + ["validation"] * 5
-        assert [one.left_out for one in found[:8]] == [why if why in reasons else "" for _, _, why in PAIRS]
+        pairs, left_out = read(dataclasses.replace(config, max_words_ratio=ratio))
+        assert [piece.texts for piece in pairs if not piece.held_out] == [
+            (source, target) for source, target, why in PAIRS if why not in reasons
+        ]
+        assert [piece.texts[1] for piece in pairs if piece.held_out] == ["a b c"] * (3 if ratio else 4)
+        counts = Counter(why for *_, why in PAIRS if why in reasons)
+        assert {why: left_out[f"train pairs {why}"] for why in reasons} == counts
 
 
 def test_what_is_left_out_is_counted_and_said(config, capsys, tmp_path):
     """A letter is a token; with the end token, a side of `a b c d` has five."""
     chosen = dataclasses.replace(config, max_words_ratio=2.0, max_tokens=4)
     corpus = pipeline.prepare(chosen)
-    facts, reasons = corpus.facts(), (WITHOUT_TEXT, UNEQUAL, TOO_LONG)
+    facts, reasons = Counter(corpus.facts()), (WITHOUT_TEXT, UNEQUAL, TOO_LONG)
     assert [facts[f"train pairs {why}"] for why in reasons] == [3, 2, 1]
     assert [facts[f"validation pairs {why}"] for why in reasons] == [1, 1, 0]
     assert corpus.documents == {"train": 2, "validation": 3} and len(corpus.train) == 2
     assert facts["train documents"] == 2 and facts["train source tokens"] == 6 and facts["train tokens"] == 5
-    capsys.readouterr()
-    pipeline.prepare(chosen)
-    assert "train: 2 pairs; left out: 3 without text" in capsys.readouterr().err, "also when nothing is prepared anew"
+    assert "3 train pairs without text" in capsys.readouterr().err
     # As many as fit exactly are kept.
     assert pipeline.prepare(dataclasses.replace(chosen, max_tokens=5)).documents["train"] == 3
-    assert pipeline.prepare(config).facts()["train pairs of unequal lengths"] == 0
     # Characters that the tokenizer drops are no text.
     (tmp_path / "train.source").write_text("a\nb\n\u200b\nc\n")
     (tmp_path / "train.target").write_text("\u200b\nb\na\nc\n")
@@ -65,8 +75,8 @@ def test_nothing_is_left(config, tmp_path):
     pipeline.prepare_tokenizer(config).save(tmp_path / "tokenizer")
     own = dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path / "tokenizer")))
     for content, changes, match in (
-        ("\n\n", {}, "train.source.*train.*: 2 without text"),
-        ("a b c d\n", {"max_tokens": 4}, "train.*: 1 too long"),
+        ("\n\n", {}, "train.source.*for train.*2 train pairs without text"),
+        ("a b c d\n", {"max_tokens": 4}, "for train.*1 train pairs too long"),
         ("a b\n", {"validation_source": None, "validation_target": None}, "validation.*data.validation_fraction"),
     ):
         for side in ("source", "target"):
@@ -82,8 +92,7 @@ def test_a_share_is_held_out_by_the_source_alone(tmp_path):
     def split(sources, target):
         (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source in sources))
         config = DataConfig(format="parallel", source=str(tmp_path / "a.tsv"), validation_fraction=0.2)
-        found = list(selection.select(config))
-        return [{one.pair.source for one in found if one.split == part} for part in ("validation", "train")]
+        return [{piece.texts[0] for piece in read(config)[0] if piece.held_out == part} for part in (1, 0)]
 
     held_out, trained = split(texts + texts[::-1], "x")
     assert trained == set(texts) - held_out

@@ -7,13 +7,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ag_jax.data import checksums, progress
+from ag_jax.data import checksums, mapping, pipeline, progress, store, tokens
+from ag_jax.data.cache import Cache
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.entries import unclaimed
-from ag_jax.data.text import holdout, pipeline, sources, store
-from ag_jax.data.text import prepare as text_parts
+from ag_jax.data.store import TextStore
+from ag_jax.data.text import documents as text_documents
+from ag_jax.data.text import holdout, sequences, sources
+from ag_jax.data.text.documents import Documents
 from ag_jax.data.text.sentences import split_sentences
-from ag_jax.data.text.store import TextStore
 from tests.data.conftest import json_lines, small, text, write
 
 
@@ -50,11 +51,11 @@ def plainly_tokenised(config, tokenizer):
     """Return what `stored` returns, and the number of words of each split."""
     found, words = {"train": [], "validation": []}, {"train": 0, "validation": 0}
     for piece in holdout.split(config):
-        sentences = [ids for sentence in split_sentences(piece.text) if (ids := tokenizer.encode(sentence))]
+        sentences = [ids for sentence in split_sentences(piece.texts[0]) if (ids := tokenizer.encode(sentence))]
         if sentences:
             split = "validation" if piece.held_out else "train"
             found[split].append(sentences)
-            words[split] += len(piece.text.split())
+            words[split] += len(piece.texts[0].split())
     return found, words
 
 
@@ -63,20 +64,15 @@ def count(documents):
 
 
 def listed(monkeypatch):
-    """Return a list to which the number of every part that is written from now on is added."""
-    made, write = [], text_parts.write_part
+    """Return a list to which the first file of every part that is written from now on is added."""
+    made, write = [], tokens.write_part
 
-    def write_and_list(part, *rest):
-        made.append(int(part.name[-6:]))
-        return write(part, *rest)
+    def write_and_list(text, part, *rest):
+        made.append(str(part.units[0].path))
+        return write(text, part, *rest)
 
-    monkeypatch.setattr(text_parts, "write_part", write_and_list)
+    monkeypatch.setattr(tokens, "write_part", write_and_list)
     return made
-
-
-def free(directory):
-    """Take every piece of work, as the only process."""
-    return unclaimed(directory)
 
 
 @pytest.mark.parametrize(
@@ -94,40 +90,41 @@ def test_parts_together_are_the_whole_text(config, tokenizer, monkeypatch, capsy
     expected, words = plainly_tokenised(chosen, tokenizer)
     monkeypatch.setattr(progress, "EVERY", 0.0)
     for size in (1, 3000):
-        monkeypatch.setattr(text_parts, "PART_SIZE", size)
+        monkeypatch.setattr(text_documents, "PART_SIZE", size)
         chosen = dataclasses.replace(chosen, cache_dir=f"{config.cache_dir}-{size}")
         with monkeypatch.context() as patch:
             made, corpus = listed(patch), pipeline.prepare(chosen)
         assert len(set(made)) == len(made) and (len(made) == parts if size == 1 else len(made) <= max(1, parts - 3))
         assert stored(chosen) == expected and corpus.words == words
-        tokens = {split: count(documents) for split, documents in expected.items()}
-        share = f"{tokens['validation'] / sum(tokens.values()):.1%}"
-        said = f"for validation {tokens['validation']:,} tokens of {len(expected['validation'])} documents, {share}"
+        sizes = {split: count(documents) for split, documents in expected.items()}
+        share = f"{sizes['validation'] / sum(sizes.values()):.1%}"
+        said = f"for validation {sizes['validation']:,} tokens of {len(expected['validation'])} documents, {share}"
         printed = capsys.readouterr().err
         for line in (said, "tokenising: ", "putting the parts together: ", "making the train rows: "):
             assert line in printed
         for split, documents in expected.items():
             assert corpus.documents[split] == len(documents)
-            assert corpus.sources[0][split]["tokens"] == tokens[split]
+            assert corpus.sources[0][split]["tokens"] == sizes[split]
 
 
-def test_parts_are_consecutive_files_of_a_size(config, monkeypatch, tmp_path, folder):
+def test_parts_are_consecutive_files_of_a_size(config, monkeypatch, tokenizer):
     def parts():
-        return text_parts.Source(config, "key", lambda: "key").parts
+        return Documents(config, Cache.of(config)).parts()
 
-    monkeypatch.setattr(text_parts, "PART_SIZE", 7000)
+    monkeypatch.setattr(text_documents, "PART_SIZE", 7000)
     found, ends = parts(), np.cumsum([len(part.units) for part in parts()]).tolist()
     assert [unit.path for part in found for unit in part.units] == [path for _, path in sources.files(config.source)]
-    assert [part.name for part in found[:2]] == [f"part-key-000000-{ends[0]:06}", f"part-key-{ends[0]:06}-{ends[1]:06}"]
+    names = list(tokens.Text(Documents(config, Cache.of(config)), tokenizer, "key").parts)
+    assert names[:2] == [f"part-key-000000-{ends[0]:06}", f"part-key-{ends[0]:06}-{ends[1]:06}"]
     for part in found[:-1]:
         *before, last = [unit.path.stat().st_size for unit in part.units]
         assert sum(before) < 7000 <= sum(before) + last == part.size
-    monkeypatch.setattr(text_parts, "PART_SIZE", found[0].size)
+    monkeypatch.setattr(text_documents, "PART_SIZE", found[0].size)
     assert len(parts()[0].units) == len(found[0].units)
 
 
 def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_parts, "PART_SIZE", 20_000)
+    monkeypatch.setattr(text_documents, "PART_SIZE", 20_000)
     config = dataclasses.replace(config, sequence_length=8)
     by_share = plainly_tokenised(config, tokenizer)[0]
     held_out = by_share["validation"]
@@ -149,11 +146,21 @@ def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkey
     assert stored(chosen) == plainly_tokenised(dataclasses.replace(chosen, validation_fraction=0.3 / 4), tokenizer)[0]
 
 
+def test_several_processes_of_this_machine_make_the_same(config, monkeypatch):
+    facts = pipeline.prepare(dataclasses.replace(config, format="segment_pair_nsp")).facts()
+    monkeypatch.setattr(tokens, "IN_PROCESSES", 0)
+    monkeypatch.setattr(tokens, "ENCODED_TOGETHER", 5000)
+    monkeypatch.setattr(sequences, "DOCUMENTS_TOGETHER", 30)
+    monkeypatch.setattr(mapping, "cores", lambda: 2)
+    other = dataclasses.replace(config, format="segment_pair_nsp", cache_dir=f"{config.cache_dir}-other")
+    assert pipeline.prepare(other).facts() == facts
+
+
 @pytest.mark.parametrize("files", [1, 3])
 def test_a_file_that_changes_while_it_is_read_is_an_error(config, tmp_path, monkeypatch, files):
     write(tmp_path / "text", {f"{number}.txt": text(40 * number, 40 * number + 40) for number in range(files)})
-    split, last = text_parts.split_sentences, tmp_path / "text" / f"{files - 1}.txt"
-    monkeypatch.setattr(text_parts, "split_sentences", lambda one: [last.write_text(text(0, 50)), split(one)][1])
+    split, last = text_documents.split_sentences, tmp_path / "text" / f"{files - 1}.txt"
+    monkeypatch.setattr(text_documents, "split_sentences", lambda one: [last.write_text(text(0, 50)), split(one)][1])
     with pytest.raises(ValueError, match=f"{last.name} .*changed"):
         pipeline.prepare(dataclasses.replace(config, source=str(tmp_path / "text")))
     assert not list(pathlib.Path(config.cache_dir).glob("text-*"))
@@ -178,7 +185,8 @@ def test_progress_has_a_rate_and_the_time_left(monkeypatch):
 @pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_text(config, tmp_path, monkeypatch):
     """Except for some kB for each file, whose name, size and time are in memory."""
-    buffers = {(text_parts, "PART_SIZE"): 15, (text_parts, "ENCODED_TOGETHER"): 13, (store, "WRITE_BUFFER"): 12}
+    buffers = {(text_documents, "PART_SIZE"): 15, (tokens, "ENCODED_TOGETHER"): 13, (store, "WRITE_BUFFER"): 12}
+    buffers |= {(sequences, "SENTENCES_TOGETHER"): 8}
     for (module, name), bits in (buffers | {(store, "COPIED_TOGETHER"): 10, (checksums, "BLOCK"): 12}).items():
         monkeypatch.setattr(module, name, 2**bits)
     peaks, sizes = [], []
@@ -188,7 +196,7 @@ def test_memory_does_not_grow_with_the_text(config, tmp_path, monkeypatch):
             write(tmp_path / str(files), {f"{number}.jsonl": documents})
         chosen = dataclasses.replace(config, source=str(tmp_path / str(files)), cache_dir=str(tmp_path / f"c{files}"))
         tracemalloc.start()
-        corpus = pipeline.prepare(chosen, claim=free)
+        corpus = pipeline.prepare(chosen)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         sizes.append(2 * len(corpus.train.tokens))

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from ag_jax.data import cache, checksums
-from ag_jax.data.text import store
-from ag_jax.data.text.formats import Row
-from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
+from ag_jax.data import cache, checksums, store
+from ag_jax.data.cache import Cache
+from ag_jax.data.store import Block, Row, Rows, TextStore, TextStoreWriter
+from tests.data.conftest import write_rows
 
 
 def test_sentences_and_documents_come_back(make_store, tmp_path, monkeypatch):
     documents = [[[5, 6, 7], [8]], [[59_999]], [[1, 2], [3], [4, 5, 6]]]
-    text = make_store([documents[0], [[], []], documents[1], [], [[], *documents[2]]])
+    text = make_store(documents)
     assert len(text) == 3
     assert [[sentence.tolist() for sentence in text.document(number)] for number in range(3)] == documents
     assert text.bounds(2) == (3, 6) and text.token_count(0, 2) == 5 and text.token_count(1, 3) == 7
@@ -21,7 +21,7 @@ def test_sentences_and_documents_come_back(make_store, tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "COPIED_TOGETHER", 2)
     writer = TextStoreWriter(tmp_path / "copy", vocabulary_size=70_000)
-    assert writer.append([[69_999], []]) and not writer.append([[]])
+    writer.append(np.array([69_999]), np.array([1]), np.array([1]))
     for first, last in ((1, 3), (0, 1)):
         writer.copy(text, first, last)
     writer.close()
@@ -33,7 +33,7 @@ def test_sentences_and_documents_come_back(make_store, tmp_path, monkeypatch):
 def test_rows_come_back_padded(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "COUNTED_TOGETHER", 4)
     rows = [Row(np.array([0, 7, 8, 9, 2]), 3, True), Row(np.array([0, 2]), 1, False), Row(np.array([0, 7, 2]), 2, True)]
-    store.write_rows(tmp_path, rows, 300, has_pairs=True)
+    write_rows(tmp_path, rows, 300, has_pairs=True)
     read = Rows(tmp_path)
     assert len(read) == 3 and read.has_pairs and not read.is_packed
     assert read.lengths.tolist() == [5, 2, 3]
@@ -48,7 +48,7 @@ def test_rows_come_back_padded(tmp_path, monkeypatch):
     assert read.fill_rate(5) == 10 / 15 and read.text_count == 3
     counts_V = read.counts(300)
     assert len(counts_V) == 300 and {v: int(n) for v, n in enumerate(counts_V) if n} == {0: 3, 2: 3, 7: 2, 8: 1, 9: 1}
-    store.write_rows(tmp_path / "none", [], 300)
+    write_rows(tmp_path / "none", [], 300)
     assert len(Rows(tmp_path / "none")) == Rows(tmp_path / "none").fill_rate(5) == 0
 
 
@@ -58,7 +58,10 @@ def test_rows_of_several_texts_know_where_each_begins(tmp_path):
         Row(np.array([0, 7, 8, 2])),
         Row(np.array([0, 5, 2, 0, 6, 2, 0, 7, 8, 2]), text_starts=[0, 3, 6]),
     ]
-    store.write_rows(tmp_path, rows, 300, is_packed=True)
+    writer = store.RowsWriter(tmp_path, 300, is_packed=True)
+    for block in (Block.of(rows[:2]), Block.of(rows[2:])):
+        writer.append(block)
+    writer.close()
     read = Rows(tmp_path)
     assert (len(read), read.text_count, read.is_packed, read.has_pairs) == (3, 6, True, False)
     assert read.text_starts.tolist() == [0, 3, 7, 11, 14, 17]
@@ -73,7 +76,7 @@ def test_rows_of_large_files_are_checked_as_they_are_read(tmp_path, monkeypatch)
     monkeypatch.setattr(cache, "READ_WHOLE", 0)
     monkeypatch.setattr(checksums, "BLOCK", 16)
     rows = [Row(np.full(6, number), text_starts=[0, 3]) for number in range(40)]
-    entry = cache.build_once(tmp_path / "rows", lambda made: store.write_rows(made, rows, 300, is_packed=True))
+    entry = Cache(tmp_path).build_once("rows", lambda made: write_rows(made, rows, 300, is_packed=True))
     row_B = np.array([3, 30, 7])
 
     def read(opened):

@@ -1,4 +1,4 @@
-"""Rows by hand, and against plainer formulations that work on whole lists; several texts packed into a row.
+"""Rows by hand, and against plainer formulations that work on whole lists.
 
 The ids of the special tokens are 0 for <s> and 2 for </s>.
 """
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from ag_jax.data.config import DataConfig
 from ag_jax.data.randomness import Draws
-from ag_jax.data.text import formats, packing
-from ag_jax.data.text.formats import Row
-from ag_jax.data.text.store import TextStore, TextStoreWriter
+from ag_jax.data.text import sequences
 from ag_jax.data.tokenizers import SpecialTokens
+from tests.data.conftest import write_store
 
 ROBERTA = SpecialTokens(begin=0, pad=1, end=2, unknown=3, mask=4, pair_separators=2)
 BERT = SpecialTokens(begin=0, pad=1, end=2, unknown=3, mask=4, pair_separators=1)
@@ -23,15 +22,26 @@ A, B, C, D, E = [10, 11, 12], [20, 21], [30, 31, 32], [40], [50, 51, 52, 53, 54,
 LONG = list(range(100, 115))
 
 
-def rows(store, name, length, special=ROBERTA, **settings):
-    config = DataConfig(format=name, sequence_length=length, **settings)
-    return [
-        (row.tokens.tolist(), row.second_start, row.is_random_next) for row in formats.make_rows(config, store, special)
-    ]
+def rows(directory, documents, name, length, special=ROBERTA, **settings):
+    """The rows of documents, as (tokens, second start, whether the second segment is random)."""
+    write_store(directory, documents)
+    found = []
+    for block in sequences.make(DataConfig(format=name, sequence_length=length, **settings), directory, special):
+        pairs = (block.second_start, block.is_random_next) if name.endswith("nsp") else ([0] * len(block.lengths),) * 2
+        found += zip((row.tokens.tolist() for row in block.rows()), *pairs, strict=True)
+    return found
 
 
 def tokens(*arguments, **settings):
-    return [row for row, _, _ in rows(*arguments, **settings)]
+    return [row for row, *_ in rows(*arguments, **settings)]
+
+
+@pytest.fixture(autouse=True, params=[None, 3], ids=["", "small blocks"])
+def together(request, monkeypatch):
+    """All of a text at once, and few sentences, tokens and documents at a time."""
+    for name in ("TOKENS_TOGETHER", "SENTENCES_TOGETHER", "DOCUMENTS_TOGETHER") if request.param else ():
+        monkeypatch.setattr(sequences, name, request.param)
+    monkeypatch.setattr(sequences.mapping, "mapped", lambda function, items, in_processes: map(function, items))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +61,8 @@ def tokens(*arguments, **settings):
         ("doc_sentences", 8, [[D, LONG, B]], [D, LONG[:6], LONG[6:12], [*LONG[12:], *B]]),
     ],
 )
-def test_rows_of_one_segment_by_hand(make_store, name, length, documents, expected):
-    assert tokens(make_store(documents), name, length) == [[0, *row, 2] for row in expected]
+def test_rows_of_one_segment_by_hand(tmp_path, name, length, documents, expected):
+    assert tokens(tmp_path, documents, name, length) == [[0, *row, 2] for row in expected]
 
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=8), min_size=2, max_size=6)
@@ -68,14 +78,6 @@ def numbered(lengths):
         place = 10_000 + 1000 * number + np.arange(ends[-1])
         documents.append([sentence.tolist() for sentence in np.split(place, ends[:-1])])
     return documents
-
-
-def write(directory, documents) -> TextStore:
-    writer = TextStoreWriter(directory, vocabulary_size=60_000)
-    for document in documents:
-        writer.append(document)
-    writer.close()
-    return TextStore(directory)
 
 
 def cut(sentences, room):
@@ -108,7 +110,7 @@ def plain_packing(documents, room, across):
 def test_packing_equals_the_plain_formulation(tmp_path, lengths, length, across):
     documents = numbered(lengths)
     name = "full_sentences" if across else "doc_sentences"
-    assert tokens(write(tmp_path, documents), name, length) == plain_packing(documents, length - 2, across)
+    assert tokens(tmp_path, documents, name, length) == plain_packing(documents, length - 2, across)
 
 
 def plain_random_segment(documents, number, target, room, draws):
@@ -173,59 +175,4 @@ def test_pairs_equal_the_plain_formulation(tmp_path, name, lengths, length, sepa
             row = [0, *first, *[2] * separators, *second, 2]
             expected.append((row, 1 + len(first) + separators, is_random))
     special = ROBERTA if separators == 2 else BERT
-    assert rows(write(tmp_path, documents), name, length, special, duplicates=2) == expected
-
-
-ROOM = 24
-
-
-def texts_of(sizes):
-    """Texts of these lengths; every token is there once."""
-    return [Row(tokens) for tokens in np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if len(tokens)]
-
-
-def plainly_packed(sizes, open_rows):
-    """Rows as lists of lists of text numbers: a search over all open rows for every text."""
-    rows, closed = [], []
-
-    def room(row):
-        return ROOM - sum(sizes[number] for number in row)
-
-    for number, size in enumerate(sizes):
-        fitting = [row for row in rows if room(row) >= size]
-        if fitting:
-            min(fitting, key=lambda row: (room(row), row[0])).append(number)
-        else:
-            rows.append([number])
-        if len(rows) > open_rows:
-            fullest = min(rows, key=lambda row: (room(row), row[0]))
-            rows.remove(fullest)
-            closed.append(fullest)
-    return closed + sorted(rows, key=lambda row: (room(row), row[0]))
-
-
-@settings(deadline=None)
-@given(sizes=st.lists(st.integers(3, ROOM), max_size=60), open_rows=st.integers(1, 9))
-def test_rows_are_those_of_the_plain_search(sizes, open_rows):
-    texts = [one.tokens.tolist() for one in texts_of(sizes)]
-    made = list(packing.pack(iter(texts_of(sizes)), ROOM, open_rows))
-    found = [[one.tolist() for one in np.split(row.tokens, row.text_starts[1:])] for row in made]
-    assert found == [[texts[number] for number in row] for row in plainly_packed(sizes, open_rows)]
-    assert all(len(row.tokens) <= ROOM and row.text_starts[0] == 0 for row in made)
-
-
-def test_a_row_is_closed_when_too_many_are_open_and_not_sooner():
-    taken = []
-
-    def endless():
-        for one in texts_of([20, 18, 19] * 9):
-            taken.append(one)
-            yield one
-
-    rows = packing.pack(endless(), ROOM, open_rows=4)
-    assert len(next(rows).tokens) == 20 and len(taken) == 5
-    for _ in range(9):
-        next(rows)
-    assert len(taken) == 14, "one text in, one row out: what is held does not grow"
-    sizes = np.random.default_rng(0).integers(3, 513, 5000)
-    assert sizes.sum() / (len(list(packing.pack(texts_of(sizes.tolist()), 512))) * 512) > 0.98
+    assert rows(tmp_path, documents, name, length, special, duplicates=2) == expected

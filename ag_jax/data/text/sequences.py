@@ -1,0 +1,258 @@
+"""Make the rows of a text, in the formats of Liu et al. 2019, section 4.2, and of the Attention Guidance code.
+
+`fixed_blocks` is the format of the Attention Guidance code. A row is a training sequence: the token ids of one text, or
+of a pair of texts, with special tokens. The formats are
+
+    fixed_blocks        <s> L-2 tokens </s>: blocks of the whole corpus, across sentences and documents; a last, short
+                        block is dropped
+    full_sentences      <s> s1 s2 ... </s>: as many whole sentences as fit, continued in the next document after one
+                        more </s>
+    doc_sentences       <s> s1 s2 ... </s>: as many whole sentences of one document as fit
+    segment_pair_nsp    <s> A </s></s> B </s>: two runs of sentences; B continues A or, half the time, is from a random
+                        document
+    sentence_pair_nsp   <s> A </s></s> B </s>: A and B are one sentence each
+
+BERT-like tokenizers have [CLS] and [SEP], and a single [SEP] between A and B. In all formats but `fixed_blocks`, a
+sentence that is longer than a row is cut into pieces. Ends of lines are not tokens, as in fairseq; the Attention
+Guidance code has tokens for them. Between documents there is one </s>, as section 4.2 says, and none after each
+sentence, whereas fairseq ends every line of its input with one. Random choices depend only on (pass over the corpus,
+document).
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from ag_jax.data import mapping
+from ag_jax.data.config import DataConfig
+from ag_jax.data.randomness import Draws
+from ag_jax.data.store import Block, Row, TextStore
+from ag_jax.data.tokenizers import SpecialTokens
+
+SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin et al. 2019, appendix A.2)
+TOKENS_TOGETHER = 2**22  # tokens of a block of `fixed_blocks`
+SENTENCES_TOGETHER = 2**18  # sentences whose lengths are in memory at a time
+DOCUMENTS_TOGETHER = 256  # documents whose pairs one process makes in one call
+
+
+def make(config: DataConfig, directory: pathlib.Path, special: SpecialTokens) -> Iterator[Block]:
+    """Yield the rows of a stored text, of at most `config.sequence_length` tokens, in the format `config.format`.
+
+    directory: that of the `TextStore`.
+    """
+    store, length = TextStore(directory), config.sequence_length
+    if config.format == "fixed_blocks":
+        yield from (_filled(store, cut, special) for cut in _equal_cuts(store, length - 2))
+    elif config.format in ("full_sentences", "doc_sentences"):
+        cuts = _sentence_cuts(store, length - 2, across_documents=config.format == "full_sentences")
+        yield from (_filled(store, cut, special) for cut in cuts)
+    else:
+        together = [
+            (repetition, range(first, min(first + DOCUMENTS_TOGETHER, len(store))))
+            for repetition in range(config.duplicates)
+            for first in range(0, len(store), DOCUMENTS_TOGETHER)
+        ]
+        pairs = functools.partial(_pairs_of, config.format, directory, special, length)
+        yield from mapping.mapped(pairs, together, in_processes=len(together) > 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where a stretch of a text is cut into rows; all numbers count the tokens of the text.
+
+    begins: the first token of each row.
+    end: the token after the last row.
+    separators: the tokens before which an </s> stands that separates two documents of a row.
+    """
+
+    begins: np.ndarray
+    end: int
+    separators: np.ndarray
+
+
+def _filled(store: TextStore, cut: Cut, special: SpecialTokens) -> Block:
+    """Return the rows of a cut: its tokens, with <s> and </s> around each row and </s> at the separators."""
+    first = int(cut.begins[0])
+    ends = np.append(cut.begins[1:], cut.end)
+    separators_before = np.searchsorted(cut.separators, cut.begins)  # of each row
+    # Before each row there are two more tokens for each row before, and one for each separator.
+    start = cut.begins - first + 2 * np.arange(len(cut.begins)) + separators_before
+    lengths = np.diff(np.append(start, cut.end - first + 2 * len(cut.begins) + len(cut.separators)))
+    row_of_separator = np.searchsorted(cut.begins, cut.separators, side="right")
+    separators = cut.separators - first + 2 * row_of_separator - 1 + np.arange(len(cut.separators))
+    text = store.tokens.read(first, int(ends[-1]))
+    tokens = np.empty(int(lengths.sum()), text.dtype)
+    is_text = np.ones(len(tokens), bool)
+    for places, id in ((start, special.begin), (start + lengths - 1, special.end), (separators, special.end)):
+        tokens[places] = id
+        is_text[places] = False
+    tokens[is_text] = text
+    return Block(tokens, lengths, text_starts=start)
+
+
+def _equal_cuts(store: TextStore, room: int) -> Iterator[Cut]:
+    """Yield cuts into rows of `room` tokens; a last, shorter row is left out."""
+    nothing, end = np.zeros(0, np.int64), len(store.tokens) // room * room
+    step = max(TOKENS_TOGETHER // room, 1) * room
+    for first in range(0, end, step):
+        last = min(first + step, end)
+        yield Cut(np.arange(first, last, room), last, nothing)
+
+
+def _sentence_cuts(store: TextStore, room: int, *, across_documents: bool) -> Iterator[Cut]:
+    """Yield cuts into rows of as many whole sentences as fit into `room` tokens.
+
+    across_documents: continue a row with the next document, after one more </s>.
+
+    A sentence of more than `room` tokens is cut into pieces. The row that begins with piece s ends before the first
+    piece e with c(e) - c(s) > room, where c(e) is the number of tokens, and of separators if rows go on across
+    documents, before the end of piece e - 1 since the beginning of piece s. So the end of the row that would begin with
+    any piece is found for all pieces at once, and the rows are those on the way from the first piece.
+    """
+    begin, is_first = np.zeros(0, np.int64), np.zeros(0, bool)  # of the pieces that no row has yet
+    sentences = store.sentence_count
+    for first in range(0, sentences, SENTENCES_TOGETHER):
+        last = min(first + SENTENCES_TOGETHER, sentences)
+        pieces = _pieces_of(store, first, last, room)
+        begin, is_first = np.append(begin, pieces[0]), np.append(is_first, pieces[1])
+        end = pieces[2]
+        sizes = np.diff(np.append(begin, end)) + (is_first if across_documents else 0)
+        before = np.concatenate([[0], np.cumsum(sizes)])
+        # The separator before the first piece of a row is left out.
+        limit = before[:-1] + room + (is_first if across_documents else 0)
+        next_row = np.searchsorted(before, limit, side="right") - 1
+        if not across_documents:
+            documents = np.append(np.flatnonzero(is_first), len(begin))
+            next_row = np.minimum(next_row, documents[np.searchsorted(documents, np.arange(len(begin)), side="right")])
+        rows, following, place = [], next_row.tolist(), 0
+        # The last row of the stretch may go on in the next one.
+        while place < len(following) and (following[place] < len(following) or last == sentences):
+            rows.append(place)
+            place = following[place]
+        if rows:
+            is_separator = is_first[:place].copy() if across_documents else np.zeros(place, bool)
+            is_separator[rows] = False
+            stop = int(begin[place]) if place < len(begin) else end
+            yield Cut(begin[rows], stop, begin[:place][is_separator])
+        begin, is_first = begin[place:], is_first[place:]
+
+
+def _pieces_of(store: TextStore, first: int, last: int, room: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return (first token of each piece, whether it begins a document, token after the last piece) of some sentences.
+
+    A piece is a sentence, or a part of `room` tokens or fewer of one that is longer.
+    """
+    ends = store.sentence_ends(first, last)
+    begins = np.append(store.token_index(first), ends[:-1])
+    counts = -(-(ends - begins) // room)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of each piece in its sentence
+    is_first = np.zeros(len(number), bool)
+    is_first[(np.cumsum(counts) - counts)[store.document_begins(first, last) - first]] = True
+    return np.repeat(begins, counts) + number * room, is_first, int(ends[-1])
+
+
+def _pairs_of(
+    format: str, directory: pathlib.Path, special: SpecialTokens, length: int, place: tuple[int, range]
+) -> Block:
+    """Return the pairs of segments or sentences of some documents; `place` is (pass over the text, documents)."""
+    store, (repetition, numbers) = TextStore(directory), place
+    pairs = segment_pairs if format == "segment_pair_nsp" else sentence_pairs
+    draws = ((number, Draws(repetition, number)) for number in numbers)
+    return Block.of([row for number, draw in draws for row in pairs(store, special, length, number, draw)])
+
+
+def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
+    """Yield rows with two segments, of which the first is from document `number` (Devlin et al. 2019, appendix A.2).
+
+    Segment A is from document `number`, B from this document or another. Sentences are gathered up to a target length.
+    A is a random number of them; B is the rest or, half the time, from a random document, and then the rest is used
+    again for the next pair. While the pair is too long, its longer segment loses a token at a random end. The target is
+    a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
+    create_pretraining_data.py, and drawn again for each of the `duplicates`.
+    """
+    room = length - 2 - special.pair_separators
+    sentences = list(_pieces(store.document(number), room))
+    target = room if draws.unit() >= SHORT_PAIRS else draws.integer(2, room)
+    next_sentence = 0
+    while next_sentence < len(sentences):
+        chunk, used = [], 0
+        while next_sentence < len(sentences) and used < target:
+            chunk.append(sentences[next_sentence])
+            used += len(sentences[next_sentence])
+            next_sentence += 1
+        split = draws.integer(1, len(chunk) - 1) if len(chunk) > 1 else 1
+        first = np.concatenate(chunk[:split])
+        is_random = len(chunk) == 1 or draws.unit() < 0.5
+        if is_random:  # also without a sentence that could continue A
+            next_sentence -= len(chunk) - split  # the rest of the chunk is used for the next pair
+            second = _random_segment(store, number, target - len(first), room, draws)
+        else:
+            second = np.concatenate(chunk[split:])
+        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+
+
+def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
+    """Yield rows with two sentences, of which the first is from document `number`.
+
+    The second is the sentence after the first or, half the time, a random sentence of another document.
+    """
+    room = length - 2 - special.pair_separators
+    sentences = list(_pieces(store.document(number), room))
+    index = 0
+    while index < len(sentences):
+        first, index = sentences[index], index + 1
+        is_random = index == len(sentences) or draws.unit() < 0.5
+        if is_random:
+            second = _random_segment(store, number, 1, room, draws)
+        else:
+            second, index = sentences[index], index + 1
+        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+
+
+def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
+    """Yield the sentences; a sentence of more than `room` tokens is yielded in pieces."""
+    for sentence in sentences:
+        for start in range(0, len(sentence), room):
+            yield sentence[start : start + room]
+
+
+def _random_segment(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
+    """Return consecutive sentences from a random place of another document, until they have `target` tokens or more.
+
+    other_than: number of the document that is avoided, unless it is the only one.
+    """
+    number = other_than
+    if len(store) > 1:
+        number = draws.integer(0, len(store) - 2)
+        number += number >= other_than
+    first, last = store.bounds(number)
+    start = draws.integer(first, last - 1)
+    # A sentence has at least one token, so `target` of them are enough.
+    sentences = list(_pieces(store.sentences(start, min(last, start + max(target, 1))), room))
+    run, used = [sentences[0]], len(sentences[0])
+    for sentence in sentences[1:]:
+        if used >= target:
+            break
+        run.append(sentence)
+        used += len(sentence)
+    return np.concatenate(run)
+
+
+def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Return both segments, cut to at most `room` tokens in total: the longer segment loses tokens at random ends."""
+    while len(first) + len(second) > room:
+        longer = first if len(first) > len(second) else second
+        cut = longer[1:] if draws.unit() < 0.5 else longer[:-1]
+        first, second = (cut, second) if longer is first else (first, cut)
+    return first, second
+
+
+def _pair(special: SpecialTokens, first: np.ndarray, second: np.ndarray, is_random: bool) -> Row:
+    """Return the row that holds two segments, with special tokens around and between them."""
+    separators = [special.end] * special.pair_separators
+    # The second segment begins after the last separator; the separators belong to the first one.
+    tokens = np.concatenate([[special.begin], first, separators, second, [special.end]])
+    return Row(tokens, 1 + len(first) + len(separators), is_random)
