@@ -23,7 +23,8 @@ import record
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.text import pipeline, sources
+from ag_jax.data.records import sources
+from ag_jax.data.text import pipeline
 from ag_jax.data.text.sentences import split_sentences
 
 REPETITIONS = 3

@@ -661,9 +661,9 @@ BUGS = (
     ),
     Bug(
         "a Hugging Face data set: another commit takes the earlier one's place in the cache",
-        "ag_jax/data/text/hub.py",
-        "self.config, self.split, self.commit()]",
-        "self.config, self.split]",
+        "ag_jax/data/records/hub.py",
+        "self.config, self.split, self.commit()]]",
+        "self.config, self.split]]",
         "tests/data/text/test_sources.py",
     ),
     Bug(
@@ -682,7 +682,7 @@ BUGS = (
     ),
     Bug(
         "text in a bucket: a time comes before the store's checksum",
-        "ag_jax/data/text/remote.py",
+        "ag_jax/data/records/remote.py",
         'FINGERPRINTS = ("md5Hash", ',
         'FINGERPRINTS = ("mtime", "md5Hash", ',
         "tests/data/text/test_sources.py",

@@ -17,9 +17,10 @@ import sentencepiece
 from etils import epath
 
 from ag_jax.data import tokenizers
+from ag_jax.data.records import sources
 from ag_jax.data.tasks import custom
 from ag_jax.data.tasks.custom import CustomTask
-from ag_jax.data.text import pipeline, sources
+from ag_jax.data.text import pipeline
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe

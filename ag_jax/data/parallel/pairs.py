@@ -21,7 +21,7 @@ from ag_jax.data import local
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
-from ag_jax.data.text import fields, files, sources
+from ag_jax.data.records import files, formats, sources
 from ag_jax.distributed import interruption
 
 JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
@@ -101,10 +101,7 @@ class PairFiles:
         count = 0
         for file in _paths(self.source, self.setting):
             with files.decompressed(file) as stream:
-                last = b"\n"
-                while content := stream.read(2**20):
-                    count, last = count + content.count(b"\n"), content[-1:]
-                count += last != b"\n"  # a last line that does not end
+                count += sum(1 for _ in formats.lines(stream, str(file)))
         return count
 
     def identity(self) -> list[Any]:
@@ -193,7 +190,7 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
         raise ValueError(f"{setting}={value!r} has weights, which data.format=parallel does not: leave them out")
     for part in sources.parts(value):
         local.check(setting, part)
-        matched = sources.matches(part)
+        matched = files.matches(part)
         if not matched:
             raise FileNotFoundError(
                 f"{setting}={part!r} does not exist: expected a file, a glob, or several with commas; check the path"
@@ -271,46 +268,38 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
         )
     with files.decompressed(file) as stream:
         if ending == TABLE:
-            yield from _table(fields.lines(stream, str(file)), str(file), pair_files)
+            rows = formats.table(stream, str(file), delimiter="\t", quoted=False, header=False)
+            yield from _of_columns(rows, pair_files)
             return
-        for where, entry in fields.json_objects(stream, str(file)):
-            texts = (fields.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
+        for where, entry in formats.json_lines(stream, str(file)):
+            texts = (formats.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
             yield Pair(*map(sides.one_line, texts))
 
 
-def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
-    """Yield the pairs of a tab-separated table of texts and translations; blank lines are left out."""
-    columns: tuple[int, int] | None = None
-    width = 0
-    for number, line in lines:
-        where = f"{place}, line {number}"
-        row = sides.decoded(line, place, number).rstrip("\r\n").split("\t")
-        if row == [""]:
-            continue
-        if columns is None:
-            width = len(row)
-            columns = _named_columns(row, where, pair_files)
-            if columns:
-                continue
-            columns = (0, 1)
-        if len(row) != width:
-            raise ValueError(f"{where}: expected {width} columns, with a tab between two, got {len(row)}; mend the row")
-        yield Pair(*(sides.one_line(row[column]) for column in columns))
+def _of_columns(rows: Iterator[formats.LocatedRecord], pair_files: PairFiles) -> Iterator[Pair]:
+    """Yield the pairs of a tab-separated table of texts and translations, of which the first row may be a header."""
+    first = next(rows, None)
+    if first is None:
+        return
+    columns = _named_columns(first, pair_files)
+    for where, row in rows if columns else itertools.chain([first], rows):
+        yield Pair(*(sides.one_line(formats.field_of(row, column, where)) for column in columns or ("0", "1")))
 
 
-def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tuple[int, int] | None:
-    """Return the (source, target) column indices that a table's header names; None if `header` is already a pair.
+def _named_columns(first: formats.LocatedRecord, pair_files: PairFiles) -> list[str] | None:
+    """Return the numbers of the columns that a table's first row names; None if this row is already a pair.
 
     Raises ValueError if a column is missing, or if two have its name.
     """
-    names = pair_files.fields
+    where, row = first
+    header, names = [*formats.require(row, where).values()], pair_files.fields
     has_defaults = (*names.values(),) == (PairFiles.source_field, PairFiles.target_field)
     if has_defaults and len(header) == 2 and not set(header) & set(names.values()):
         return None
     for setting, name in names.items():
-        fields.check_field(name, header, f"{where}, the header", setting)
+        formats.check_field(name, header, f"{where}, the header", setting)
         if header.count(name) > 1:
             raise ValueError(
                 f'{where}: expected one column "{name}", got {header.count(name)} of this name; rename the others'
             )
-    return header.index(pair_files.source_field), header.index(pair_files.target_field)
+    return [str(header.index(name)) for name in names.values()]

@@ -18,7 +18,8 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.corpus import SPLITS, Corpus, Say, announcer, cached_tokenizer, hash_files, key
 from ag_jax.data.entries import Claim, Entries, unclaimed
 from ag_jax.data.order import BatchSizes
-from ag_jax.data.text import batching, holdout, mixture, single_source, sources
+from ag_jax.data.records import sources
+from ag_jax.data.text import batching, holdout, mixture, single_source
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.batching import HostBatch
 from ag_jax.data.text.mixture import MixedRows

@@ -31,11 +31,12 @@ from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Say
 from ag_jax.data.entries import Entries
 from ag_jax.data.progress import Progress
-from ag_jax.data.text import assembly, holdout, sources
+from ag_jax.data.records import sources
+from ag_jax.data.records.units import Unit
+from ag_jax.data.text import assembly, holdout
 from ag_jax.data.text.assembly import UNDECIDED
 from ag_jax.data.text.holdout import Piece
 from ag_jax.data.text.sentences import split_sentences
-from ag_jax.data.text.sources import Unit
 from ag_jax.data.text.store import ArrayWriter, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
 

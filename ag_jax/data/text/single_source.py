@@ -16,10 +16,11 @@ from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.corpus import SPLITS, Say, cached_rows, key
 from ag_jax.data.entries import Entries
 from ag_jax.data.progress import Progress
-from ag_jax.data.text import babylm, formats, packing, sources
+from ag_jax.data.records import babylm, sources
+from ag_jax.data.records.files import warn_once
+from ag_jax.data.text import formats, packing
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.assembly import FACTS
-from ag_jax.data.text.files import warn_once
 from ag_jax.data.text.store import Rows, TextStore, write_rows
 from ag_jax.data.tokenizers import Tokenizer
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ag_jax.data.parallel import sides, tokenised
-from ag_jax.data.text import files
+from ag_jax.data.records import files
 
 LINES = ["Ein Hund.", "", "Zwei\u2028Hunde\u0085und\x0beine\x1eKatze.", "\u00a0drei"]
 

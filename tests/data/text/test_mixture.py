@@ -12,7 +12,8 @@ import pytest
 from ag_jax.data import randomness, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.parallel import pipeline as parallel
-from ag_jax.data.text import files, mixture, pipeline, single_source, sources
+from ag_jax.data.records import files, sources
+from ag_jax.data.text import mixture, pipeline, single_source
 from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import json_lines, small, text, write
 

@@ -10,7 +10,8 @@ import pytest
 from ag_jax.data import checksums, progress
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.entries import unclaimed
-from ag_jax.data.text import holdout, pipeline, sources, store
+from ag_jax.data.records import sources
+from ag_jax.data.text import holdout, pipeline, store
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.store import TextStore

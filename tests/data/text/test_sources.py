@@ -16,8 +16,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import babylm, files, hub, mixture, pipeline, remote, single_source, sources
-from ag_jax.data.text.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
+from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
+from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
+from ag_jax.data.text import mixture, pipeline, single_source
 from ag_jax.distributed import storage
 from tests.bucket import CUT
 from tests.data.conftest import json_lines, small, tar, text, write
@@ -134,14 +135,14 @@ class Wikipedia(tfds.core.GeneratorBasedBuilder):
 
 def test_a_prepared_tfds_set_is_read_by_its_split_and_cleaned(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(sources, "TFDS_RECORDS", 1)
+    monkeypatch.setattr(prepared, "UNIT_RECORDS", 1)
     name = "tfds:wikipedia/20230601.en"
     with pytest.raises(FileNotFoundError, match="tfds build"):
         read(name)
     Wikipedia(config="20230601.en", data_dir=tmp_path, file_format="array_record").download_and_prepare()
     article = ("Prose about it. " * 60).strip()
     assert read(name) == [article, article]
-    assert [unit.size for unit in sources.units(name)] == [sources.TFDS_RECORD_SIZE] * 2
+    assert [unit.size for unit in sources.units(name)] == [prepared.RECORD_SIZE] * 2
     assert read(f"{name}:test") == read(f"{name}:1.0.0:test") == read(f"{name}:train[:1]") == [article]
     assert sources.identity(name)[0][:5] == ["tfds", "wikipedia", "20230601.en", "1.0.0", "train"]
     assert sources.identity(f"{name}:test") != sources.identity(name)
@@ -177,7 +178,7 @@ def test_the_first_words_of_documents_are_left_out(tmp_path, monkeypatch):
     for skip_words in ((1, 2, 3), (5,)):
         with pytest.raises(ValueError, match=f"data.skip_words={','.join(map(str, skip_words))}"):
             left(both, *skip_words)
-    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 10)  # two words: each document loses as many
+    monkeypatch.setattr(formats, "LARGEST_TEXT", 10)  # two words: each document loses as many
     write(tmp_path, {"c.txt": "\n".join(f"word{number}" for number in range(9))})
     assert [document.split() for document in left(tmp_path / "c.txt", 1)[0]] == [[f"word{n}"] for n in (1, 3, 5, 7)]
 
@@ -418,7 +419,7 @@ def stored_files():
 @pytest.fixture
 def both(tmp_path, monkeypatch, bucket):
     """The same files below a directory and in a bucket; the file system of the bucket."""
-    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 2**15)
+    monkeypatch.setattr(formats, "LARGEST_TEXT", 2**15)
     monkeypatch.setattr(remote, "READ_TOGETHER", 2**12)
     store = fsspec.filesystem("gs")
     for name, content in stored_files().items():
