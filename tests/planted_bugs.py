@@ -664,7 +664,7 @@ BUGS = (
         "ag_jax/data/records/hub.py",
         "self.config, self.split, self.commit()]]",
         "self.config, self.split]]",
-        "tests/data/text/test_sources.py",
+        "tests/data/records/test_sources.py",
     ),
     Bug(
         "a result in a bucket is not found",
@@ -685,7 +685,7 @@ BUGS = (
         "ag_jax/data/records/remote.py",
         'FINGERPRINTS = ("md5Hash", ',
         'FINGERPRINTS = ("mtime", "md5Hash", ',
-        "tests/data/text/test_sources.py",
+        "tests/data/records/test_sources.py",
     ),
     Bug(
         "MFU counts the peak of whole chips where a device is half of one",

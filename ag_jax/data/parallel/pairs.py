@@ -213,18 +213,19 @@ def _listed(names: list[Any]) -> str:
 def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
     """Yield line n of `source` with line n of `target` as a pair, for two files with the same number of lines.
 
-    Raises ValueError for files of different numbers of lines, with the first line at which they seem to part, and for a
-    line of tags that has text as its counterpart.
+    Raises ValueError for files of different numbers of lines, and for a line of tags that has text as its counterpart.
     """
     source_lines, target_lines = sides.lines(source), sides.lines(target)
-    one_sided = 0
     for number, (source_text, target_text) in enumerate(
         itertools.zip_longest(source_lines, target_lines, fillvalue=_END), 1
     ):
         if _END in (source_text, target_text):
+            shorter, longer = (source, target) if source_text is _END else (target, source)
             remaining = sum(1 for _ in itertools.chain(source_lines, target_lines))  # of the longer file
-            counts = (number - 1, number + remaining) if source_text is _END else (number + remaining, number - 1)
-            raise _unequal(source, target, counts, one_sided)
+            raise ValueError(
+                f"{shorter} has {number - 1:,} lines and {longer} has {number + remaining:,}: expected as many, each "
+                "the translation of its counterpart; align the files anew"
+            )
         if source_text is None and target_text is None:
             continue
         if source_text is None or target_text is None:
@@ -233,29 +234,10 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
                 f"line {number} of {tags} is a tag, line {number} of {text} is text: expected tags on the same lines "
                 "of both files, as in the original ones; mend them, or remove all tags and rename the files"
             )
-        if not one_sided and bool(source_text) != bool(target_text):
-            one_sided = number
         yield Pair(source_text, target_text)
 
 
 _END = "\n"  # no line of a side has a line feed
-
-
-def _unequal(source: pathlib.Path, target: pathlib.Path, counts: tuple[int, int], one_sided: int) -> ValueError:
-    """Return the ValueError for a source file and a target file with different numbers of lines.
-
-    counts: number of lines of the source and of the target.
-    one_sided: number of the first line that is empty on one side only; 0 if there is none.
-    """
-    if one_sided:
-        place = f"line {one_sided}, which is empty on one side only"
-    else:
-        shorter = source if counts[0] < counts[1] else target
-        place = f"line {min(counts) + 1}, the first one that {shorter} lacks"
-    return ValueError(
-        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: expected as many, each the translation of "
-        f"its counterpart. They may part at {place}; align the files anew, or mend them there"
-    )
 
 
 def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:

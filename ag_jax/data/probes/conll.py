@@ -21,7 +21,7 @@ import collections
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ag_jax.data.conll import without_comments
 from ag_jax.data.probes import files
@@ -44,19 +44,14 @@ def read(path: str | os.PathLike) -> Reading:
     """
     documents: list[Document] = []
     dropped: collections.Counter[str] = collections.Counter()
-    places: dict[tuple[str, int], str] = {}
+    places: dict[Hashable, str] = {}
     for place, text in files.texts(path, ENDINGS):
         file_documents = _documents(text, place, dropped)
         if not file_documents:
             raise ValueError(f"{place}: expected a line `#begin document (NAME); part 000`, got none; see CoNLL-2012")
         for document in file_documents:
             key = document.name, document.part
-            if key in places:
-                raise ValueError(
-                    f"{place}: document {document.name}, part {document.part}, was already read from {places[key]}; "
-                    "remove one of both"
-                )
-            places[key] = place
+            files.check_new(key, f"document {document.name}, part {document.part},", place, places)
         documents.extend(file_documents)
     return Reading(tuple(documents), dict(dropped))
 

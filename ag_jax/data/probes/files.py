@@ -8,7 +8,7 @@ further ending such as .gz. Lines may end in CR LF, and a file may begin with a 
 import codecs
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from ag_jax.data.records import files, formats
 from ag_jax.data.records.files import Item, Reader
@@ -46,13 +46,17 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
     return read(path, endings, lambda stream, _, place: iter([(place, formats.whole(stream, place))]))
 
 
-def check_new(text: str, place: str, places: dict[str, str]) -> None:
-    """Raise ValueError if an earlier file has the same text, because the queries made of it would count twice.
+def check_new(item: Hashable, name: str, place: str, places: dict[Hashable, str]) -> None:
+    """Raise ValueError if an item was read before, because the queries made of it would count twice.
 
-    places: {text: its file} of the texts read so far, to which this one is added.
+    item: what must be new, such as the text of a file or the name of a document.
+    name: what it is, for the error message.
+    place: where it is.
+    places: {item: its place} of the items read so far, to which this one is added.
     """
-    if (first_place := places.setdefault(text, place)) != place:
-        raise ValueError(f"{place} has the same content as {first_place}: remove one of both")
+    if item in places:
+        raise ValueError(f"{place}: {name} was already read at {places[item]}; remove one of both")
+    places[item] = place
 
 
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:

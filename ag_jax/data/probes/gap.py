@@ -15,7 +15,7 @@ import collections
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -109,9 +109,9 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format, and for two files with the same content.
     """
-    places: dict[str, str] = {}
+    places: dict[Hashable, str] = {}
     for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, place, places)
+        files.check_new(text, "the same content", place, places)
         for where, record in formats.table(io.BytesIO(text.encode()), place, delimiter="\t", quoted=False):
             with reading(where, "mend the row, or the header"):
                 row = _row(formats.require(record, where), place)

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import IO
 
 from ag_jax.data.probes import files
@@ -60,12 +60,10 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     and for the same pair twice in a paradigm.
     """
     pairs: dict[str, list[Pair]] = collections.defaultdict(list)
-    places: dict[tuple[str, str, str], str] = {}
+    places: dict[Hashable, str] = {}
     for where, name, record in files.read(path, ENDINGS, _records):
         pair = _pair(record, where, name)
-        first_place = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
-        if first_place != where:
-            raise ValueError(f"{where} has the same pair as {first_place}: leave one of them out")
+        files.check_new((pair.paradigm, pair.good, pair.bad), "the same pair", where, places)
         pairs[pair.paradigm].append(pair)
     if not pairs:
         raise ValueError(f"{path} has no pairs: expected records with the fields {GOOD} and {BAD}")

@@ -8,7 +8,7 @@ of an entity. A document without an id is named by its file and line. Other keys
 
 import collections
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import IO, Any
 
 from ag_jax.data.json_files import reading
@@ -29,16 +29,12 @@ def read(path: str | os.PathLike) -> Reading:
     """
     documents: list[Document] = []
     dropped: collections.Counter[str] = collections.Counter()
-    places: dict[str, str] = {}
+    places: dict[Hashable, str] = {}
     for place, where, record in files.read(path, ENDINGS, _records):
         line = where.removeprefix(place)
         with reading(where, "mend the line, or copy the file anew"):
             document = _document(formats.require(record, where), place, f"{files.below(place, path)}{line}")
-        if document.name in places:
-            raise ValueError(
-                f"{where}: document {document.name} was already read at {places[document.name]}; remove one of both"
-            )
-        places[document.name] = where
+        files.check_new(document.name, f"document {document.name}", where, places)
         if document.words:
             documents.append(document)
         else:

@@ -10,7 +10,7 @@ nodes such as `1.1` are skipped.
 import collections
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -95,9 +95,9 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format or is not a tree, and for two files with the same content.
     """
-    places: dict[str, str] = {}
+    places: dict[Hashable, str] = {}
     for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, place, places)
+        files.check_new(text, "the same content", place, places)
         document, file = "", files.below(place, path)
         rows: list[list[str]] = []
         first = 0

@@ -498,3 +498,19 @@ def test_the_file_system_is_that_of_the_protocol():
     root = f"memory://{uuid.uuid4()}"
     fsspec.filesystem("memory").pipe(f"{root}/one.txt", b"One. Two.")
     assert list(sources.documents(f"{root}/one.txt")) == list(sources.documents(root)) == ["One. Two."]
+
+
+def test_python_objects_become_a_file_named_by_its_content(tmp_path):
+    texts = ["Eins.\nZwei.", "ไทย", "\u2028"]
+    path = sources.spool(iter(texts), tmp_path / "new")
+    before = sources.identity(str(path))
+    assert read(path) == texts[:2], "a blank text is none"
+    assert sources.spool(({"text": text} for text in texts), tmp_path / "new") == path
+    assert sources.identity(str(path)) == before, "an equal text is the same file"
+    other = sources.spool([{"body": "a", "n": 1}], tmp_path / "new")
+    assert list(sources.documents(str(other), "body")) == ["a"]
+    for records, named in (([], "at least one"), (["a", 3], "record 2.*int"), ([{"a": {1}}], "record 1.*set"),
+                           (["\ud800"], "surrogate.*record 1")):  # fmt: skip
+        with pytest.raises(ValueError, match=named):
+            sources.spool(records, tmp_path / "new")
+    assert sorted((tmp_path / "new").iterdir()) == sorted([path, other]), "nothing else is left"

@@ -4,6 +4,7 @@ import bz2
 import errno
 import gzip
 import io
+import itertools
 import json
 import lzma
 
@@ -84,6 +85,34 @@ def test_files_that_were_cut_off_are_named(tmp_path):
             read(tmp_path / name)
 
 
+ROWS = [  # the content, how it is read, and the records by the lines at which they begin; None for a malformed one
+    (b'{"a": 1}\n\n{"a"\n[1]\n{"a": "\\ud800"}\n{"a": 2}', formats.json_lines, {},
+        {"1": {"a": 1}, "3": None, "4": None, "5": None, "6": {"a": 2}}),
+    (b'\xef\xbb\xbf\na\r1\r\n"3\n3","4"\n\n2', formats.table, {"delimiter": ","},
+        {"3": {"a": "1"}, "4 to 5": None, "7": {"a": "2"}}),
+    (b'a\n1\n"3;3"\n\n2', formats.table, {"delimiter": ";", "quoted": False},
+        {"2": {"a": "1"}, "3": None, "5": {"a": "2"}}),
+    (b'"1;2\n3', formats.table, {"delimiter": ";", "quoted": False, "header": False},
+        {"1": {"0": '"1', "1": "2"}, "2": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "reader", "variant", "expected"), ROWS)
+def test_a_record_that_cannot_be_read_does_not_hide_those_behind_it(content, reader, variant, expected):
+    rows = list(reader(io.BytesIO(content), "x", **variant))
+    found = {place.split(maxsplit=2)[2]: None if isinstance(row, ValueError) else row for place, row in rows}
+    assert found == expected and len(rows) == len(expected)
+
+
+def test_only_line_feeds_end_lines():
+    texts = ["Ein Hund.", "", "Zwei\u2028Hunde\u0085und\x0beine\x1eKatze.", "\u00a0drei\rvier"]
+    for end, last, mark in itertools.product(("\n", "\r\n"), (False, True), ("", "\ufeff")):
+        content = (mark + end.join(texts) + end * last).encode()
+        lines = [line for _, line in formats.lines(io.BytesIO(content), "a")]
+        assert [line.removesuffix("\n").removesuffix("\r") for line in lines] == texts
+        assert "".join(lines) == formats.whole(io.BytesIO(content), "a") == content.decode().removeprefix(mark)
+
+
 def test_the_field_is_a_setting(tmp_path):
     contents = {
         "a.jsonl": b'{"text": 3, "body": "one"}',
@@ -123,6 +152,8 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("a.json", b'[{"text": "a"},\n{"txt": "b"}]', 'a.json, entry 2.*"txt"'),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2.*"txt"'),
         ("a.jsonl", b'["a"]\n', "a.jsonl, line 1.*object"),
+        ("a.jsonl", b'{"text": "a"}\n"\xff"\n', "a.jsonl, line 2.*UTF-8"),
+        ("a.txt", b"\xef\xbb\xbfa\n\n\xff", "a.txt, line 3.*UTF-8"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl, line 1.*int"),
         ("a.jsonl", DEEP, "a.jsonl, line 1.*JSON"),
         ("a.jsonl", b'{"text": "\\ud800"}', "a.jsonl, line 1.*ud800"),
