@@ -136,9 +136,9 @@ class PairFiles:
         source_files, target_files = _paths(self.source, self.setting), _paths(target, self.target_setting)
         if len(source_files) != len(target_files):
             raise ValueError(
-                f"{self.setting} has {len(source_files)} files ({_listed(source_files)}) and {self.target_setting} has "
-                f"{len(target_files)} ({_listed(target_files)}): expected as many, each the translation of its "
-                "counterpart; name them all"
+                f"{self.setting} has {len(source_files)} files ({files.listed(source_files)}) and "
+                f"{self.target_setting} has {len(target_files)} ({files.listed(target_files)}): expected as many, each "
+                "the translation of its counterpart; name them all"
             )
         aligned = list(zip(source_files, target_files, strict=True))
         for source, translation in aligned:
@@ -199,15 +199,10 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
             names = sorted(os.listdir(folders[0]))
             raise ValueError(
                 f"{setting}={part!r} is or matches the directory {folders[0]}, in which nothing says which files are "
-                f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
+                f"translations of one another: name the files or give a glob; it holds {files.listed(names)}"
             )
     # Of a disk all of them, because nothing else matches above.
     return [path for _, path in sources.files(value) if isinstance(path, pathlib.Path)]
-
-
-def _listed(names: list[Any]) -> str:
-    more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
-    return ", ".join(map(str, names[:8])) + more or "nothing"
 
 
 def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:

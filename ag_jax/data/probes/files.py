@@ -29,7 +29,7 @@ def read(path: str | os.PathLike, endings: Sequence[str], reader: Reader[Item]) 
     for file in _files(base, endings):
         members = files.read(
             file,
-            lambda stream, name, place: iter([(place, list(reader(stream, name, place)))]),
+            lambda stream, name, place: [(place, list(reader(stream, name, place)))],
             lambda name: _has_ending(name, endings),
         )
         for _, items in sorted(members, key=lambda member: member[0]):  # those of an archive, by their names
@@ -41,9 +41,13 @@ def read(path: str | os.PathLike, endings: Sequence[str], reader: Reader[Item]) 
         )
 
 
-def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (location, content) of a file, or of all files with given endings below a folder; see `read`."""
-    return read(path, endings, lambda stream, _, place: iter([(place, formats.whole(stream, place))]))
+def lines(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (location, lines without line ends) of a file, or of all files with given endings below a folder."""
+    return read(
+        path,
+        endings,
+        lambda stream, _, place: [(place, [line.rstrip("\r\n") for _, line in formats.lines(stream, place)])],
+    )
 
 
 def check_new(item: Hashable, name: str, place: str, places: dict[Hashable, str]) -> None:
@@ -71,7 +75,7 @@ def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
     return any(
         is_wanted(name)
         for file in _files(_base(path), endings)
-        for name in files.read(file, lambda _, name, __: iter([name]), is_wanted)
+        for name in files.read(file, lambda _, name, __: [name], is_wanted)
     )
 
 
@@ -85,7 +89,7 @@ def begins_with(path: str | os.PathLike, text: str) -> bool:
 
 
 def below(place: str, path: str | os.PathLike) -> str:
-    """Return a location that `texts` yields, relative to the folder `path`; the file's name if `path` is a file.
+    """Return the location of a file that `read` yields, relative to the folder `path`, or the name of the file `path`.
 
     A member of an archive is below the archive. The result does not depend on where the folder is.
     """
@@ -93,18 +97,6 @@ def below(place: str, path: str | os.PathLike) -> str:
     member, separator, file = place.rpartition(f" of {base}")
     file = (file if separator else place.removeprefix(base)).strip("/") or pathlib.Path(base).name
     return f"{file}/{member}" if separator else file
-
-
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its line end) for each line of a text.
-
-    Lines end at line feeds only, because words may contain other line separators of Unicode.
-    """
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        yield number, line.rstrip("\r")
 
 
 def _base(path: str | os.PathLike) -> pathlib.Path:

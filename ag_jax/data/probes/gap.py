@@ -12,7 +12,7 @@ and so is any other character but white space.
 """
 
 import collections
-import io
+import functools
 import os
 import re
 from collections.abc import Hashable, Iterator
@@ -110,9 +110,10 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
     the format, and for two files with the same content.
     """
     places: dict[Hashable, str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, "the same content", place, places)
-        for where, record in formats.table(io.BytesIO(text.encode()), place, delimiter="\t", quoted=False):
+    table = functools.partial(formats.table, delimiter="\t", quoted=False)
+    for place, located in files.read(path, ENDINGS, lambda stream, _, place: [(place, list(table(stream, place)))]):
+        files.check_new(repr([record for _, record in located]), "the same content", place, places)
+        for where, record in located:
             with reading(where, "mend the row, or the header"):
                 row = _row(formats.require(record, where), place)
             if row:

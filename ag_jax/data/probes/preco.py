@@ -8,8 +8,8 @@ of an entity. A document without an id is named by its file and line. Other keys
 
 import collections
 import os
-from collections.abc import Hashable, Iterator
-from typing import IO, Any
+from collections.abc import Hashable
+from typing import Any
 
 from ag_jax.data.json_files import reading
 from ag_jax.data.probes import files
@@ -30,7 +30,12 @@ def read(path: str | os.PathLike) -> Reading:
     documents: list[Document] = []
     dropped: collections.Counter[str] = collections.Counter()
     places: dict[Hashable, str] = {}
-    for place, where, record in files.read(path, ENDINGS, _records):
+    located = files.read(
+        path,
+        ENDINGS,
+        lambda stream, _, place: ((place, where, record) for where, record in formats.json_lines(stream, place)),
+    )
+    for place, where, record in located:
         line = where.removeprefix(place)
         with reading(where, "mend the line, or copy the file anew"):
             document = _document(formats.require(record, where), place, f"{files.below(place, path)}{line}")
@@ -40,11 +45,6 @@ def read(path: str | os.PathLike) -> Reading:
         else:
             dropped[BLANK] += 1
     return Reading(tuple(documents), dict(dropped))
-
-
-def _records(stream: IO[bytes], _: str, place: str) -> Iterator[tuple[str, str, Record | ValueError]]:
-    """Yield (location of the file, location, record) for each line of a file."""
-    return ((place, where, record) for where, record in formats.json_lines(stream, place))
 
 
 def _document(record: Record, place: str, line: str) -> Document:

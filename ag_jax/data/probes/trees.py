@@ -8,7 +8,6 @@ nodes such as `1.1` are skipped.
 """
 
 import collections
-import itertools
 import os
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
@@ -96,13 +95,13 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     the format or is not a tree, and for two files with the same content.
     """
     places: dict[Hashable, str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, "the same content", place, places)
+    for place, lines in files.lines(path, ENDINGS):
+        files.check_new(tuple(lines), "the same content", place, places)
         document, file = "", files.below(place, path)
         rows: list[list[str]] = []
         first = 0
         # The appended blank line ends the last sentence.
-        for number, line in itertools.chain(files.numbered_lines(text), [(0, "")]):
+        for number, line in enumerate([*lines, ""], 1):
             if line.startswith("#") and not rows:
                 key, _, value = line.removeprefix("#").partition("=")
                 if key.split() in (["newdoc"], ["newdoc", "id"]):

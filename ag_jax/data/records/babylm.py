@@ -70,7 +70,7 @@ class Folder(stored.Files):
             if len(paths) > 1:
                 raise ValueError(f"{place} has {paths[0].name} and {paths[1].name}: keep the one that is to be read")
         if missing := [name for name, paths in paths_of.items() if not paths]:
-            names = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "an empty folder"
+            names = record_files.listed(sorted(path.name for path in place.iterdir()))
             raise FileNotFoundError(
                 f"{place} lacks {', '.join(missing)} of the six sources of the BabyLM challenge: expected "
                 f"{missing[0]}{endings[0]} or {missing[0]}{endings[1]}, found {names}. "

@@ -19,7 +19,7 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import IO, Any, TypeVar
 
@@ -27,7 +27,7 @@ from ag_jax.data.records.remote import RemoteStream
 
 Item = TypeVar("Item")
 # Reads an open file, or a member of an archive: its content, its name, and its location for error messages.
-Reader = Callable[[IO[bytes], str, str], Iterator[Item]]
+Reader = Callable[[IO[bytes], str, str], Iterable[Item]]
 ARCHIVE = ".tar"
 _SHORT_FORMS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
@@ -155,6 +155,13 @@ DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 def warn_once(message: str) -> None:
     """Log a warning, but only the first time, because every source is read more than once."""
     logging.getLogger(__name__).warning(message)
+
+
+def listed(names: Iterable[Any], most: int = 10) -> str:
+    """Return names joined by commas, of which at most the first `most` are named, for messages."""
+    texts = list(map(str, names))
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more or "nothing"
 
 
 def stamp(file: pathlib.Path) -> tuple[int, int]:

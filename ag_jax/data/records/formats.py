@@ -235,7 +235,7 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
         lists = [item for item in value.values() if item and isinstance(item, list) and isinstance(item[0], dict)]
         if len(lists) == 1:
             return lists[0]
-    content = f"an object with the keys {_joined(value)}" if isinstance(value, dict) else type(value).__name__
+    content = f"an object with the keys {_quoted(value)}" if isinstance(value, dict) else type(value).__name__
     raise ValueError(
         f'{place}: expected a list of objects, an object with the field "{field}", or an object with one key that '
         f"holds a list of objects, got {content}; set data.text_field, or leave the file out"
@@ -341,13 +341,12 @@ def field_of(record: Record | ValueError, field: str, where: str, setting: str =
 def check_field(field: str, names: Iterable[str], where: str, setting: str = "data.text_field") -> None:
     """Raise ValueError if the field that a setting chose is not among `names`, the fields of a record."""
     if field not in names:
-        raise ValueError(f'{where}: expected the field "{field}", got only {_joined(names)}; set {setting}')
+        raise ValueError(f'{where}: expected the field "{field}", got only {_quoted(names)}; set {setting}')
 
 
-def _joined(names: Iterable[str]) -> str:
-    """Return up to 12 names, quoted, without line breaks and joined by commas, and the number of further names."""
-    quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]
-    return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
+def _quoted(names: Iterable[str]) -> str:
+    """Return the names of fields, quoted and without line breaks, for messages."""
+    return files.listed(json.dumps(name[:40], ensure_ascii=False) for name in names)
 
 
 READERS: dict[str, Callable[[IO[bytes], str, str], Iterator[LocatedRecord]]] = {

@@ -118,15 +118,12 @@ class Remote(Files):
 
         Of a directory, these are the files with a known ending that are not hidden or in a hidden folder.
         """
-        directory, every, named_urls = remote.files(self.part)
-        is_hidden = {
-            file.url: any(name.startswith(".") for name in remote.relative(file, directory).split("/"))
-            for file in every
-        }
-        visible = [file for file in every if file.url in named_urls or not is_hidden[file.url]]
-        files = [file for file in visible if file.url in named_urls or formats.is_known(file.name)]
-        _report_left_out(self.part, files, [file for file in visible if file not in files])
-        record_files.check_distinct([file.url for file in files if file.url not in named_urls])
+        directory, every, named = remote.files(self.part)
+        below = [file for file in every if file.url not in named and "/." not in f"/{remote.relative(file, directory)}"]
+        wanted = [file for file in below if formats.is_known(file.name)]
+        files = [file for file in every if file.url in named or file in wanted]
+        _report_left_out(self.part, files, [file for file in below if file not in wanted])
+        record_files.check_distinct([file.url for file in wanted])
         return directory, files
 
     def identity(self) -> list[list[Any]]:
@@ -161,11 +158,11 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _report_left_out(directory: Any, files: Sequence[Any], left_out: Sequence[Any]) -> None:
     """Warn of files of a directory that are left out; raise FileNotFoundError if none is read."""
-    examples = ", ".join(sorted(path.name for path in left_out)[:5])
+    examples = record_files.listed(sorted(path.name for path in left_out))
     if not files:
         raise FileNotFoundError(
             f"the directory {directory} holds no text: expected files that end in {formats.known_endings()}, got "
-            f"{examples or 'an empty directory'}; check data.source"
+            f"{examples}; check data.source"
         )
     if left_out:
         record_files.warn_once(
