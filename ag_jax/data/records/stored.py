@@ -11,7 +11,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ag_jax.data.checksums import KnownContent
@@ -119,11 +119,10 @@ class Remote(Files):
         Of a directory, these are the files with a known ending that are not hidden or in a hidden folder.
         """
         directory, every, named = remote.files(self.part)
-        below = [file for file in every if file.url not in named and "/." not in f"/{remote.relative(file, directory)}"]
-        wanted = [file for file in below if formats.is_known(file.name)]
-        files = [file for file in every if file.url in named or file in wanted]
-        _report_left_out(self.part, files, [file for file in below if file not in wanted])
-        record_files.check_distinct([file.url for file in wanted])
+        visible = [file for file in every if file.url in named or "/." not in f"/{remote.relative(file, directory)}"]
+        files = [file for file in visible if file.url in named or formats.is_known(file.name)]
+        _report_left_out(self.part, files, set(visible) - set(files))
+        record_files.check_distinct([file.url for file in files if file.url not in named])
         return directory, files
 
     def identity(self) -> list[list[Any]]:
@@ -156,7 +155,7 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def _report_left_out(directory: Any, files: Sequence[Any], left_out: Sequence[Any]) -> None:
+def _report_left_out(directory: Any, files: Sequence[Any], left_out: Collection[Any]) -> None:
     """Warn of files of a directory that are left out; raise FileNotFoundError if none is read."""
     examples = record_files.listed(sorted(path.name for path in left_out))
     if not files:

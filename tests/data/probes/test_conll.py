@@ -1,7 +1,6 @@
 """Coreference files: hand-written ones, every damage with its place, and LitBank with its published counts."""
 
 import collections
-import gzip
 import io
 import tarfile
 
@@ -48,11 +47,8 @@ def test_variants_of_text_give_the_same(write):
             for line in text.split("\n")]  # fmt: skip
     variants = {
         "comments": text.replace("; part 000\n", "; part 000\n# a = b\n").replace("\n\n", f"\n\n# {'word ' * 99}\n"),
-        "crlf": text.replace("\n", "\r\n"),
-        "mark": "\ufeff" + text,
         "blank": "\n\n" + text.replace("\n\n", "\n \n\n\n") + "\n\n",
         "no_end": text.rstrip("\n"),
-        "zipped.conll.gz": gzip.compress(text.encode()),
         "empty_cells": "\n".join(map("\t".join, rows)),
     }
     expected = read_one(write("one.conll", text))
