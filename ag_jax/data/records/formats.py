@@ -206,8 +206,9 @@ def json_records(stream: IO[bytes], place: str, field: str) -> Iterator[LocatedR
             )
     if content:
         for number, entry in enumerate(_entries(_parsed("".join(content), place), field, place), 1):
-            is_record = isinstance(entry, dict)
-            yield f"{place}, entry {number}", entry if is_record else ValueError(f"expected an object, got {entry!r}")
+            if not isinstance(entry, dict):
+                entry = ValueError(f"expected a JSON object, got {type(entry).__name__}")
+            yield f"{place}, entry {number}", entry
 
 
 def _is_object(line: str) -> bool:

