@@ -58,26 +58,22 @@ class Folder(stored.Files):
         """Return the six files, in the order of `SOURCES`.
 
         Warns of other files of the same split. Raises FileNotFoundError if one of the six is missing, and ValueError if
-        one is there under both of its names.
+        it is there under both of its names.
         """
         place, split = folder(self.part)
-        endings = (f".{split}.txt", f".{split}")
-        paths_of = {
-            name: [place / (name + ending) for ending in endings if (place / (name + ending)).is_file()]
-            for name in SOURCES
-        }
-        for paths in paths_of.values():
-            if len(paths) > 1:
-                raise ValueError(f"{place} has {paths[0].name} and {paths[1].name}: keep the one that is to be read")
-        if missing := [name for name, paths in paths_of.items() if not paths]:
-            names = record_files.listed(sorted(path.name for path in place.iterdir()))
-            raise FileNotFoundError(
-                f"{place} lacks {', '.join(missing)} of the six sources of the BabyLM challenge: expected "
-                f"{missing[0]}{endings[0]} or {missing[0]}{endings[1]}, found {names}. "
-                "To read other texts, give the folder without babylm: in front"
-            )
-        files = [path for [path] in paths_of.values()]
-        others = sorted(path.name for path in place.iterdir() if path.name.endswith(endings) and path not in files)
+        names = sorted(path.name for path in place.iterdir())
+        files = []
+        for source in SOURCES:
+            candidates = [f"{source}.{split}.txt", f"{source}.{split}"]
+            present = [name for name in candidates if name in names]
+            if len(present) != 1:
+                raise (ValueError if present else FileNotFoundError)(
+                    f"{place}: expected {' or '.join(candidates)}, one of the six files of the BabyLM challenge, got "
+                    f"{'both' if present else record_files.listed(names)}; to read other texts, give the folder without "
+                    "babylm: in front"
+                )
+            files.append(place / present[0])
+        others = [name for name in names if name.endswith((f".{split}.txt", f".{split}")) and place / name not in files]
         if others:
             record_files.warn_once(f"{place}: left out {', '.join(others)}, which is none of {', '.join(SOURCES)}")
         return files

@@ -121,15 +121,8 @@ class DataSet:
             ) from error
 
     def units(self) -> Iterator[Unit]:
-        """Yield a unit for each shard of the data set."""
-        before = self.identity()
-        for number, (shard, size) in enumerate(self._shards()):
-            read = functools.partial(self._texts, shard, number)
-            yield Unit(self.source, size, read, lambda: self.identity() != before)
-
-    def _shards(self) -> list[tuple[Any, int]]:
-        """Return the shards of the data set in order, each a stream of records, with its approximate size in bytes."""
-        stream = self.open()
+        """Yield a unit for each shard of the data set, in order; sizes are approximate."""
+        before, stream = self.identity(), self.open()
         count = max(1, stream.num_shards)
         total: int | None
         if self.is_local:
@@ -138,7 +131,10 @@ class DataSet:
             splits = stream.info.splits or {}
             total = splits[self.split].num_bytes if self.split in splits else None
         size = total // count if total else SHARD_SIZE
-        return [(stream.shard(count, number) if count > 1 else stream, size) for number in range(count)]
+        for number in range(count):
+            shard = stream.shard(count, number) if count > 1 else stream
+            read = functools.partial(self._texts, shard, number)
+            yield Unit(self.source, size, read, lambda: self.identity() != before)
 
     def _texts(self, shard: Any, number: int, text_field: str) -> Iterator[str]:
         """Yield the texts of a shard; `number` is its number, counted from 0, for error messages.

@@ -236,9 +236,9 @@ def test_what_is_missing_of_the_six_files_is_named(tmp_path, caplog):
     missing = {"childes.train": None, "switchboard.train": None}
     for number, (changes, split, error, named) in enumerate(
         [
-            (missing, "", FileNotFoundError, r"childes, switchboard .*childes\.t"),
+            (missing, "", FileNotFoundError, r"childes\.train\.txt or childes\.train,"),
             ({}, ":dev", FileNotFoundError, r"bnc_spoken\.dev\.txt .*bnc_spoken\.tr"),
-            ({"childes.train.txt": "Twice.\n"}, "", ValueError, r"childes\.train\.txt and childes\.train"),
+            ({"childes.train.txt": "Twice.\n"}, "", ValueError, r"childes\.train\.txt or childes\.train,.*both"),
             ({"gutenberg.train": ""}, "", ValueError, r"gutenberg\.train is empty"),
         ]
     ):
