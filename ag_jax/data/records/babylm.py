@@ -69,8 +69,7 @@ class Folder(stored.Files):
             if len(present) != 1:
                 raise (ValueError if present else FileNotFoundError)(
                     f"{place}: expected {' or '.join(candidates)}, one of the six files of the BabyLM challenge, got "
-                    f"{'both' if present else record_files.listed(names)}; to read other texts, give the folder without "
-                    "babylm: in front"
+                    f"{'both' if present else record_files.listed(names)}; to read other texts, leave out babylm:"
                 )
             files.append(place / present[0])
         others = [name for name in names if name.endswith((f".{split}.txt", f".{split}")) and place / name not in files]
