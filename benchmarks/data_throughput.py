@@ -23,7 +23,7 @@ import record
 
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.text import sources
+from ag_jax.data.records import sources
 from ag_jax.data.text.sentences import split_sentences
 
 REPETITIONS = 3

@@ -40,7 +40,7 @@ from selenium.webdriver.chrome.service import Service
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps
-from ag_jax.data.text import sources
+from ag_jax.data.records import sources
 from ag_jax.interop import opening
 
 SIZES = ((6, 16), (6, 32), (6, 64), (6, 128), (6, 512), (12, 16), (12, 32), (12, 64), (12, 512))  # layers, tokens

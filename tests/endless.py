@@ -8,14 +8,15 @@ import itertools
 import time
 
 from ag_jax.data import tokenizers
-from ag_jax.data.text import documents, holdout, sequences, sources
+from ag_jax.data.records import stored
+from ag_jax.data.text import documents, holdout, sequences
 
 SENTENCES = [f"The {word} sat on the mat of house {number}." for number in range(50) for word in ("cat", "dog", "bird")]
 
 
 def text() -> None:
     """Make documents endless, so that a tokenizer is trained, or text tokenised, for ever."""
-    sources._file_documents = lambda *_: itertools.repeat(" ".join(SENTENCES))
+    stored.Files.documents = stored.Sotu.documents = lambda *_: itertools.repeat(" ".join(SENTENCES))
 
 
 def rows() -> None:

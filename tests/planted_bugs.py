@@ -661,10 +661,10 @@ BUGS = (
     ),
     Bug(
         "a Hugging Face data set: another commit takes the earlier one's place in the cache",
-        "ag_jax/data/text/hub.py",
-        "self.config, self.split, self.commit()]",
-        "self.config, self.split]",
-        "tests/data/text/test_sources.py",
+        "ag_jax/data/records/hub.py",
+        "self.config, self.split, self.commit()]]",
+        "self.config, self.split]]",
+        "tests/data/records/test_sources.py",
     ),
     Bug(
         "a result in a bucket is not found",
@@ -682,10 +682,10 @@ BUGS = (
     ),
     Bug(
         "text in a bucket: a time comes before the store's checksum",
-        "ag_jax/data/text/remote.py",
+        "ag_jax/data/records/remote.py",
         'FINGERPRINTS = ("md5Hash", ',
         'FINGERPRINTS = ("mtime", "md5Hash", ',
-        "tests/data/text/test_sources.py",
+        "tests/data/records/test_sources.py",
     ),
     Bug(
         "MFU counts the peak of whole chips where a device is half of one",

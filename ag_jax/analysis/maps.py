@@ -25,7 +25,7 @@ from ag_jax.attention.assignment import Assignment, is_usable
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.json_files import check_unicode
-from ag_jax.data.text.files import warn_once
+from ag_jax.data.records.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports

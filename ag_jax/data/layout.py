@@ -14,8 +14,8 @@ import numpy as np
 
 from ag_jax.data.checksums import Entry, KnownContent
 from ag_jax.data.config import DataConfig
+from ag_jax.data.records.units import Unit
 from ag_jax.data.store import Block
-from ag_jax.data.text.sources import Unit
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 HostBatch = dict[str, np.ndarray]

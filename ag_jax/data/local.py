@@ -1,6 +1,6 @@
 """Check that settings name files on a disk, where these files cannot be read from an object store."""
 
-from ag_jax.data.text import remote
+from ag_jax.data.records import remote
 
 
 def check(name: str, value: str | None) -> None:

@@ -25,9 +25,10 @@ from ag_jax.data.order import BatchSizes
 from ag_jax.data.parallel import batching as pair_batching
 from ag_jax.data.parallel.layout import Pairs
 from ag_jax.data.progress import Progress
+from ag_jax.data.records import sources
 from ag_jax.data.store import WRITTEN_TOGETHER, Block, RowsWriter, TextStore
 from ag_jax.data.text import batching as text_batching
-from ag_jax.data.text import documents, mixture, sources
+from ag_jax.data.text import documents, mixture
 from ag_jax.data.text.documents import Documents
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import SENTENCEPIECE_LINES, Tokenizer, sentencepiece_lines

@@ -10,7 +10,7 @@ from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
 from ag_jax.attention.assignment import Assignment
 from ag_jax.data import tokenizers
-from ag_jax.data.text.files import warn_once
+from ag_jax.data.records.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.models.one_line import one_line

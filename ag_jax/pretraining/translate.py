@@ -21,7 +21,7 @@ from etils import epath
 
 from ag_jax.attention.adversary import split_params
 from ag_jax.data.json_files import read_json
-from ag_jax.data.text import fields, files
+from ag_jax.data.records import files, formats
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import lock, storage
 from ag_jax.models import beam_search
@@ -417,7 +417,7 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
     Raises ValueError, with the number of the line, for bytes that are not UTF-8, and for a line that is longer than any
     model reads.
     """
-    for _, line in fields.text_lines(stream, name, LARGEST_LINE):
+    for _, line in formats.lines(stream, name, LARGEST_LINE):
         yield line.removesuffix("\n").removesuffix("\r")
 
 

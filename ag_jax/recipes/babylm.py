@@ -6,7 +6,7 @@ The tracks, the limit of ten epochs and the milestones are those of the challeng
 
 from typing import Any
 
-from ag_jax.data.text import babylm as files
+from ag_jax.data.records import babylm as files
 from ag_jax.recipes import pretraining
 
 ARMS = ("mlm", "guided", "deberta", "modernbert", "electra")

@@ -10,9 +10,10 @@ import pytest
 from ag_jax.data import checksums, mapping, pipeline, progress, store, tokens
 from ag_jax.data.cache import Cache
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.records import sources
 from ag_jax.data.store import TextStore
 from ag_jax.data.text import documents as text_documents
-from ag_jax.data.text import holdout, sequences, sources
+from ag_jax.data.text import holdout, sequences
 from ag_jax.data.text.documents import Documents
 from ag_jax.data.text.sentences import split_sentences
 from tests.data.conftest import json_lines, small, text, write

@@ -17,9 +17,9 @@ import sentencepiece
 from etils import epath
 
 from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.records import sources
 from ag_jax.data.tasks import custom
 from ag_jax.data.tasks.custom import CustomTask
-from ag_jax.data.text import sources
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe

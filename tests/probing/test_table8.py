@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ag_jax.data.probes import conll
-from ag_jax.data.text import sources
+from ag_jax.data.records import sources
 from ag_jax.pretraining import build
 from ag_jax.probing import comparison
 from ag_jax.settings import config_files, schema

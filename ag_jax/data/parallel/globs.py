@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from ag_jax.data.text import sources
+from ag_jax.data.records import files, sources
 
 _WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
 
@@ -52,7 +52,7 @@ def _wildcards(value: str) -> list[tuple[int, str | None]]:
     for number, part in enumerate(sources.parts(value)):
         plain = map(re.escape, _WILDCARD.split(os.path.expanduser(part)))
         pattern = re.compile("(.*)".join(plain), re.DOTALL)
-        for path in dict.fromkeys(sources.matches(part)):  # as `sources.files` does
+        for path in dict.fromkeys(files.matches(part)):  # as `sources.files` does
             match = pattern.fullmatch(path)
             texts.append((number, "/".join(match.groups()) if match and match.groups() else None))
     return texts

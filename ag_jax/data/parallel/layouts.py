@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ag_jax.data import local
 from ag_jax.data.parallel.pairs import PairFiles
+from ag_jax.data.records import files
 
 Names = tuple[str, ...]
 
@@ -216,7 +217,5 @@ class _Search:
 
 
 def _listing(folder: pathlib.Path) -> str:
-    """Return the first 12 names in a folder, comma-separated, for error messages."""
-    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    more = f" and {len(names) - 12:,} more" if len(names) > 12 else ""
-    return ", ".join(names[:12]) + more or "an empty folder"
+    """Return the first names in a folder, for error messages."""
+    return files.listed(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir()))

@@ -22,8 +22,9 @@ from ag_jax.data import local
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
-from ag_jax.data.text import fields, files, sources
-from ag_jax.data.text.sources import Unit, watched
+from ag_jax.data.records import files, formats, sources
+from ag_jax.data.records.files import watched
+from ag_jax.data.records.units import Unit
 from ag_jax.distributed import interruption
 
 JSON_LINES, TABLE = (".jsonl", ".ndjson"), ".tsv"
@@ -107,10 +108,7 @@ class PairFiles:
         count = 0
         for file in _paths(self.source, self.setting):
             with files.decompressed(file) as stream:
-                last = b"\n"
-                while content := stream.read(2**20):
-                    count, last = count + content.count(b"\n"), content[-1:]
-                count += last != b"\n"  # a last line that does not end
+                count += sum(1 for _ in formats.lines(stream, str(file)))
         return count
 
     def identity(self) -> list[Any]:
@@ -145,9 +143,9 @@ class PairFiles:
         source_files, target_files = _paths(self.source, self.setting), _paths(target, self.target_setting)
         if len(source_files) != len(target_files):
             raise ValueError(
-                f"{self.setting} has {len(source_files)} files ({_listed(source_files)}) and {self.target_setting} has "
-                f"{len(target_files)} ({_listed(target_files)}): expected as many, each the translation of its "
-                "counterpart; name them all"
+                f"{self.setting} has {len(source_files)} files ({files.listed(source_files)}) and "
+                f"{self.target_setting} has {len(target_files)} ({files.listed(target_files)}): expected as many, each "
+                "the translation of its counterpart; name them all"
             )
         aligned = list(zip(source_files, target_files, strict=True))
         for source, translation in aligned:
@@ -205,7 +203,7 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
         raise ValueError(f"{setting}={value!r} has weights, which data.format=parallel does not: leave them out")
     for part in sources.parts(value):
         local.check(setting, part)
-        matched = sources.matches(part)
+        matched = files.matches(part)
         if not matched:
             raise FileNotFoundError(
                 f"{setting}={part!r} does not exist: expected a file, a glob, or several with commas; check the path"
@@ -214,32 +212,28 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
             names = sorted(os.listdir(folders[0]))
             raise ValueError(
                 f"{setting}={part!r} is or matches the directory {folders[0]}, in which nothing says which files are "
-                f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
+                f"translations of one another: name the files or give a glob; it holds {files.listed(names)}"
             )
     # Of a disk all of them, because nothing else matches above.
     return [path for _, path in sources.files(value) if isinstance(path, pathlib.Path)]
 
 
-def _listed(names: list[Any]) -> str:
-    more = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
-    return ", ".join(map(str, names[:8])) + more or "nothing"
-
-
 def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
     """Yield line n of `source` with line n of `target` as a pair, for two files with the same number of lines.
 
-    Raises ValueError for files of different numbers of lines, with the first line at which they seem to part, and for a
-    line of tags that has text as its counterpart.
+    Raises ValueError for files of different numbers of lines, and for a line of tags that has text as its counterpart.
     """
     source_lines, target_lines = sides.lines(source), sides.lines(target)
-    one_sided = 0
     for number, (source_text, target_text) in enumerate(
         itertools.zip_longest(source_lines, target_lines, fillvalue=_END), 1
     ):
         if _END in (source_text, target_text):
+            shorter, longer = (source, target) if source_text is _END else (target, source)
             remaining = sum(1 for _ in itertools.chain(source_lines, target_lines))  # of the longer file
-            counts = (number - 1, number + remaining) if source_text is _END else (number + remaining, number - 1)
-            raise _unequal(source, target, counts, one_sided)
+            raise ValueError(
+                f"{shorter} has {number - 1:,} lines and {longer} has {number + remaining:,}: expected as many, each "
+                "the translation of its counterpart; align the files anew"
+            )
         if source_text is None and target_text is None:
             continue
         if source_text is None or target_text is None:
@@ -248,29 +242,10 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
                 f"line {number} of {tags} is a tag, line {number} of {text} is text: expected tags on the same lines "
                 "of both files, as in the original ones; mend them, or remove all tags and rename the files"
             )
-        if not one_sided and bool(source_text) != bool(target_text):
-            one_sided = number
         yield Pair(source_text, target_text)
 
 
 _END = "\n"  # no line of a side has a line feed
-
-
-def _unequal(source: pathlib.Path, target: pathlib.Path, counts: tuple[int, int], one_sided: int) -> ValueError:
-    """Return the ValueError for a source file and a target file with different numbers of lines.
-
-    counts: number of lines of the source and of the target.
-    one_sided: number of the first line that is empty on one side only; 0 if there is none.
-    """
-    if one_sided:
-        place = f"line {one_sided}, which is empty on one side only"
-    else:
-        shorter = source if counts[0] < counts[1] else target
-        place = f"line {min(counts) + 1}, the first one that {shorter} lacks"
-    return ValueError(
-        f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: expected as many, each the translation of "
-        f"its counterpart. They may part at {place}; align the files anew, or mend them there"
-    )
 
 
 def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
@@ -283,46 +258,38 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
         )
     with files.decompressed(file) as stream:
         if ending == TABLE:
-            yield from _table(fields.lines(stream, str(file)), str(file), pair_files)
+            rows = formats.table(stream, str(file), delimiter="\t", quoted=False, header=False)
+            yield from _of_columns(rows, pair_files)
             return
-        for where, entry in fields.json_objects(stream, str(file)):
-            texts = (fields.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
+        for where, entry in formats.json_lines(stream, str(file)):
+            texts = (formats.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
             yield Pair(*map(sides.one_line, texts))
 
 
-def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
-    """Yield the pairs of a tab-separated table of texts and translations; blank lines are left out."""
-    columns: tuple[int, int] | None = None
-    width = 0
-    for number, line in lines:
-        where = f"{place}, line {number}"
-        row = sides.decoded(line, place, number).rstrip("\r\n").split("\t")
-        if row == [""]:
-            continue
-        if columns is None:
-            width = len(row)
-            columns = _named_columns(row, where, pair_files)
-            if columns:
-                continue
-            columns = (0, 1)
-        if len(row) != width:
-            raise ValueError(f"{where}: expected {width} columns, with a tab between two, got {len(row)}; mend the row")
-        yield Pair(*(sides.one_line(row[column]) for column in columns))
+def _of_columns(rows: Iterator[formats.LocatedRecord], pair_files: PairFiles) -> Iterator[Pair]:
+    """Yield the pairs of a tab-separated table of texts and translations, of which the first row may be a header."""
+    first = next(rows, None)
+    if first is None:
+        return
+    columns = _named_columns(first, pair_files)
+    for where, row in rows if columns else itertools.chain([first], rows):
+        yield Pair(*(sides.one_line(formats.field_of(row, column, where)) for column in columns or ("0", "1")))
 
 
-def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tuple[int, int] | None:
-    """Return the (source, target) column indices that a table's header names; None if `header` is already a pair.
+def _named_columns(first: formats.LocatedRecord, pair_files: PairFiles) -> list[str] | None:
+    """Return the numbers of the columns that a table's first row names; None if this row is already a pair.
 
     Raises ValueError if a column is missing, or if two have its name.
     """
-    names = pair_files.fields
+    where, row = first
+    header, names = [*formats.require(row, where).values()], pair_files.fields
     has_defaults = (*names.values(),) == (PairFiles.source_field, PairFiles.target_field)
     if has_defaults and len(header) == 2 and not set(header) & set(names.values()):
         return None
     for setting, name in names.items():
-        fields.check_field(name, header, f"{where}, the header", setting)
+        formats.check_field(name, header, f"{where}, the header", setting)
         if header.count(name) > 1:
             raise ValueError(
                 f'{where}: expected one column "{name}", got {header.count(name)} of this name; rename the others'
             )
-    return header.index(pair_files.source_field), header.index(pair_files.target_field)
+    return [str(header.index(name)) for name in names.values()]

@@ -17,14 +17,13 @@ import html
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import IO
 
 from ag_jax.data.parallel import tokenised
-from ag_jax.data.text import fields, files
+from ag_jax.data.records import files, formats
 
 SEGMENTED = (".xml", ".sgm", ".sgml")
 # Breton texts end in .br, as do files compressed with Brotli; the latter are not UTF-8, which is noticed, too.
-_NOT_LINES = (files.NOT_TEXT | {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".tar"}) - {".br", *SEGMENTED}
+_NOT_LINES = {*formats.NOT_TEXT, *formats.READERS, files.ARCHIVE} - {".br", ".txt", *SEGMENTED}
 _SEGMENT_TAG = re.compile(r"<(/?)seg\b[^>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z]")  # the beginning of a line of markup
 _REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
@@ -44,34 +43,15 @@ def lines(file: pathlib.Path) -> Iterator[str | None]:
             "other files must be converted"
         )
     restore = tokenised.restoring(file)
+    has_tags = file.name.startswith("train.tags.")
     with files.decompressed(file) as stream:
         if ending in SEGMENTED:
-            texts: Iterator[str | None] = _segments(stream, str(file))
+            texts = _segments(formats.whole(stream, str(file)), str(file))
         else:
-            texts = _lines(stream, str(file), has_tags=file.name.startswith("train.tags."))
-        yield from (restore(text) if restore and text else text for text in texts)
-
-
-def decoded(content: bytes, place: str, line: int = 1) -> str:
-    """Return bytes as text, without the byte order mark that some files begin with.
-
-    content: the bytes of a line, or of a whole file.
-    place: name of the file in error messages.
-    line: number of the first line of `content`.
-
-    Raises ValueError, with the number of the line, for content that is not UTF-8 or is binary.
-    """
-    try:
-        text = content.decode("utf-8-sig" if line == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        number = line + error.object.count(b"\n", 0, error.start)  # without the mark, which `start` does not count
-        raise ValueError(
-            f"{place}, line {number}: expected text in UTF-8, got other bytes ({error.reason}); convert the file, or "
-            "mend or remove this line on both sides"
-        ) from error
-    if "\0" in text:
-        raise ValueError(f"{place}, line {line}: expected plain text in UTF-8, got binary content; convert the file")
-    return text
+            texts = (one_line(line) for _, line in formats.lines(stream, str(file)))
+        for text in texts:
+            is_markup = has_tags and _TAG.match(text)
+            yield None if is_markup else restore(text) if restore and text else text
 
 
 def one_line(text: str) -> str:
@@ -79,21 +59,14 @@ def one_line(text: str) -> str:
     return re.sub(r"\s*[\r\n]\s*", " ", text.strip())
 
 
-def _lines(stream: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
-    for number, line in fields.lines(stream, place):
-        text = one_line(decoded(line, place, number))
-        yield None if has_tags and _TAG.match(text) else text
-
-
-def _segments(stream: IO[bytes], place: str) -> Iterator[str]:
-    """Yield the texts of the <seg> elements of a file; the rest of it need not be well-formed XML.
+def _segments(text: str, place: str) -> Iterator[str]:
+    """Yield the texts of the <seg> elements of a file's text; the rest of it need not be well-formed XML.
 
     The files of WMT have ampersands and attributes that no XML parser accepts. Character references, such as &amp;, are
     replaced, and a text of several lines becomes one line.
 
     Raises ValueError if there is no segment, or one that does not end.
     """
-    text = decoded(fields.whole(stream, place), place)
     tags = list(_SEGMENT_TAG.finditer(text))
     if not tags:
         raise ValueError(f"{place}: expected <seg> elements with the texts, got none; name a file of plain lines .txt")

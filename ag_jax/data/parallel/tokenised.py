@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable
 
-from ag_jax.data.text import files
+from ag_jax.data.records import files
 
 _PIECE_END = re.compile(r"@@(?: |$)")
 

@@ -21,7 +21,7 @@ import collections
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ag_jax.data.conll import without_comments
 from ag_jax.data.probes import files
@@ -44,29 +44,24 @@ def read(path: str | os.PathLike) -> Reading:
     """
     documents: list[Document] = []
     dropped: collections.Counter[str] = collections.Counter()
-    places: dict[tuple[str, int], str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        file_documents = _documents(text, place, dropped)
+    places: dict[Hashable, str] = {}
+    for place, lines in files.lines(path, ENDINGS):
+        file_documents = _documents(lines, place, dropped)
         if not file_documents:
             raise ValueError(f"{place}: expected a line `#begin document (NAME); part 000`, got none; see CoNLL-2012")
         for document in file_documents:
             key = document.name, document.part
-            if key in places:
-                raise ValueError(
-                    f"{place}: document {document.name}, part {document.part}, was already read from {places[key]}; "
-                    "remove one of both"
-                )
-            places[key] = place
+            files.check_new(key, f"document {document.name}, part {document.part},", place, places)
         documents.extend(file_documents)
     return Reading(tuple(documents), dict(dropped))
 
 
-def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list[Document]:
-    """Return the documents in the text of a CoNLL-2012 file; mentions that are left out are counted in `dropped`."""
+def _documents(lines: Sequence[str], place: str, dropped: collections.Counter[str]) -> list[Document]:
+    """Return the documents in the lines of a CoNLL-2012 file; mentions that are left out are counted in `dropped`."""
     documents: list[Document] = []
     open_document: _OpenDocument | None = None
     number = 0
-    for number, line in without_comments([line for _, line in files.numbered_lines(text)]):
+    for number, line in without_comments(lines):
         where = f"{place}, line {number}"
         if line.startswith("#begin document"):
             if open_document:

@@ -6,51 +6,61 @@ further ending such as .gz. Lines may end in CR LF, and a file may begin with a 
 """
 
 import codecs
-import contextlib
 import os
 import pathlib
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
-from ag_jax.data.text import fields
-from ag_jax.data.text import files as text_files
+from ag_jax.data.records import files, formats
+from ag_jax.data.records.files import Item, Reader
 
 
-def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (location, content) of a file, or of all files with given endings below a folder, sorted by path.
+def read(path: str | os.PathLike, endings: Sequence[str], reader: Reader[Item]) -> Iterator[Item]:
+    """Yield what a reader yields of a file, or of all files with given endings below a folder, sorted by path.
 
     path: the file or folder.
     endings: what names in a folder or archive end in, without the ending of a compression.
+    reader: function of the content, the name and the location of a file, as in `ag_jax.data.records.files.read`.
 
     Raises FileNotFoundError if there is no such path, or no such file in the folder, and ValueError, with the name of
-    the file, for damaged files and for what is not UTF-8.
+    the file, for damaged files.
     """
     base = _base(path)
     has_files = False
-    for file in [base] if base.is_file() else sorted(file for file in base.rglob("*") if file.is_file()):
-        if _is_archive(file):
-            members = _members(file, endings)
-        elif file == base or _has_ending(file.name, endings):
-            with text_files.decompressed(file) as stream:
-                members = iter([(str(file), decoded(fields.whole(stream, str(file)), str(file)))])
-        else:
-            continue
-        for member in members:
+    for file in _files(base, endings):
+        members = files.read(
+            file,
+            lambda stream, name, place: [(place, list(reader(stream, name, place)))],
+            lambda name: _has_ending(name, endings),
+        )
+        for _, items in sorted(members, key=lambda member: member[0]):  # those of an archive, by their names
             has_files = True
-            yield member
+            yield from items
     if not has_files:
         raise FileNotFoundError(
             f"expected a file, or a folder with files that end in {' or '.join(endings)}, got {base}; check the path"
         )
 
 
-def check_new(text: str, place: str, places: dict[str, str]) -> None:
-    """Raise ValueError if an earlier file has the same text, because the queries made of it would count twice.
+def lines(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (location, lines without line ends) of a file, or of all files with given endings below a folder."""
+    return read(
+        path,
+        endings,
+        lambda stream, _, place: [(place, [line.rstrip("\r\n") for _, line in formats.lines(stream, place)])],
+    )
 
-    places: {text: its file} of the texts read so far, to which this one is added.
+
+def check_new(item: Hashable, name: str, place: str, places: dict[Hashable, str]) -> None:
+    """Raise ValueError if an item was read before, because the queries made of it would count twice.
+
+    item: what must be new, such as the text of a file or the name of a document.
+    name: what it is, for the error message.
+    place: where it is.
+    places: {item: its place} of the items read so far, to which this one is added.
     """
-    if (first_place := places.setdefault(text, place)) != place:
-        raise ValueError(f"{place} has the same content as {first_place}: remove one of both")
+    if item in places:
+        raise ValueError(f"{place}: {name} was already read at {places[item]}; remove one of both")
+    places[item] = place
 
 
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
@@ -58,23 +68,28 @@ def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
 
     Raises ValueError, with the name of the file, for damaged archives.
     """
-    base = _base(path)
-    paths = sorted(file for file in [base, *base.rglob("*")] if file.is_file())
-    names = (name for file in paths for name in (_names(file) if _is_archive(file) else [file.name]))
-    return any(_has_ending(name, endings) for name in names)
+
+    def is_wanted(name: str) -> bool:
+        return _has_ending(name, endings)
+
+    return any(
+        is_wanted(name)
+        for file in _files(_base(path), endings)
+        for name in files.read(file, lambda _, name, __: [name], is_wanted)
+    )
 
 
 def begins_with(path: str | os.PathLike, text: str) -> bool:
     """Return whether a path is a file, and no archive, whose first characters after white space are `text`."""
     base = _base(path)
-    if not base.is_file() or _is_archive(base):
+    if not base.is_file() or _is_archive(base.name):
         return False
-    with text_files.decompressed(base) as stream:
+    with files.decompressed(base) as stream:
         return stream.read(2**10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(text.encode())
 
 
 def below(place: str, path: str | os.PathLike) -> str:
-    """Return a location that `texts` yields, relative to the folder `path`; the file's name if `path` is a file.
+    """Return the location of a file that `read` yields, relative to the folder `path`, or the name of the file `path`.
 
     A member of an archive is below the archive. The result does not depend on where the folder is.
     """
@@ -84,74 +99,22 @@ def below(place: str, path: str | os.PathLike) -> str:
     return f"{file}/{member}" if separator else file
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its line end) for each line of a text.
-
-    Lines end at line feeds only, because words may contain other line separators of Unicode.
-    """
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        yield number, line.rstrip("\r")
-
-
-def decoded(content: bytes, place: str) -> str:
-    """Return the content of a file as text, without a byte order mark. Raises ValueError if it is not UTF-8 text."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{place}, line {line}: expected text in UTF-8, got other bytes ({error.reason}); convert the file"
-        ) from error
-    if "\0" in text:
-        raise ValueError(f"{place}: expected text in UTF-8, got binary content; choose another file, or copy it anew")
-    return text
-
-
 def _base(path: str | os.PathLike) -> pathlib.Path:
     """Return a path with ~ expanded, and `.` made absolute, so that the paths of all files below begin with it."""
     base = pathlib.Path(path).expanduser()
     return pathlib.Path.cwd() if base == pathlib.Path() else base  # files below "." do not begin with it
 
 
+def _files(base: pathlib.Path, endings: Sequence[str]) -> list[pathlib.Path]:
+    """Return a file itself, or the archives and the files with given endings below a folder."""
+    if not base.is_dir():
+        return [base] if base.is_file() else []
+    return files.walk(base, lambda name: _is_archive(name) or _has_ending(name, endings))[0]
+
+
 def _has_ending(name: str, endings: Sequence[str]) -> bool:
-    name = pathlib.PurePosixPath(name).name  # members of an archive may begin with "./"
-    if not name:  # the folder itself
-        return False
-    compression = text_files.kind(name)[1]
-    return not name.startswith(".") and name.removesuffix(compression).endswith(tuple(endings))
+    return name.removesuffix(files.kind(name)[1]).endswith(tuple(endings))
 
 
-def _is_archive(file: pathlib.Path) -> bool:
-    return text_files.kind(file.name)[0] == ".tar"
-
-
-def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (location, content) of the members of an archive whose names have one of the endings, sorted by name."""
-    content: dict[str, bytes] = {}
-    with _open_archive(file) as archive:
-        for member in archive:
-            extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
-            if extracted:
-                content[member.name] = fields.whole(extracted, f"{member.name} of {file}")
-    for name in sorted(content):
-        yield f"{name} of {file}", decoded(content[name], f"{name} of {file}")
-
-
-def _names(file: pathlib.Path) -> list[str]:
-    """Return the names of the files in an archive."""
-    with _open_archive(file) as archive:
-        return [member.name for member in archive if member.isfile()]
-
-
-@contextlib.contextmanager
-def _open_archive(file: pathlib.Path) -> Iterator[tarfile.TarFile]:
-    """Open a tar archive as a stream, without unpacking it on disk; damage raises ValueError with its name."""
-    with text_files.decompressed(file) as stream:
-        try:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                yield archive
-        except tarfile.TarError as error:
-            raise fields.damaged(str(file), error) from error
+def _is_archive(name: str) -> bool:
+    return files.kind(name)[0] == files.ARCHIVE

@@ -12,9 +12,10 @@ and so is any other character but white space.
 """
 
 import collections
+import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from ag_jax.data.json_files import reading
 from ag_jax.data.probes import files, splits, windows
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.data.probes.windows import Lengths, Stretch
+from ag_jax.data.records import formats
+from ag_jax.data.records.formats import Record
 
 ENDINGS = ("-development.tsv", "-test.tsv")
 _ENDING = r"['’](?:s|d|ll|m|re|ve)\b"
@@ -106,27 +109,20 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format, and for two files with the same content.
     """
-    places: dict[str, str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, place, places)
-        header: list[str] = []
-        for number, line in files.numbered_lines(text):
-            where = f"{place}, line {number}"
-            fields = line.split("\t")
-            if not line.strip():
-                continue
-            if not header:
-                header = fields
-                continue
+    places: dict[Hashable, str] = {}
+    table = functools.partial(formats.table, delimiter="\t", quoted=False)
+    for place, located in files.read(path, ENDINGS, lambda stream, _, place: [(place, list(table(stream, place)))]):
+        files.check_new(repr([record for _, record in located]), "the same content", place, places)
+        for where, record in located:
             with reading(where, "mend the row, or the header"):
-                row = _row(dict(zip(header, fields, strict=True)), place)
+                row = _row(formats.require(record, where), place)
             if row:
                 yield row
             else:
                 dropped[INSIDE] += 1
 
 
-def _row(record: dict[str, str], place: str) -> Row | None:
+def _row(record: Record, place: str) -> Row | None:
     """Return a record of GAP split into words; None if a name or the pronoun begins or ends inside a word."""
     text = record["Text"]
     matches = list(WORD.finditer(text))

@@ -11,17 +11,17 @@ names; only the sentences are needed.
 """
 
 import collections
-import csv
 import dataclasses
 import hashlib
-import io
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import IO
 
-from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.probes import files
-from ag_jax.data.text import files as text_files
+from ag_jax.data.records import files as record_files
+from ag_jax.data.records import formats
+from ag_jax.data.records.formats import Record
 
 ENDINGS = (".jsonl", ".tsv", ".csv")
 GOOD, BAD, PARADIGM, TERM, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
@@ -60,17 +60,11 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     and for the same pair twice in a paradigm.
     """
     pairs: dict[str, list[Pair]] = collections.defaultdict(list)
-    places: dict[tuple[str, str, str], str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        name = pathlib.PurePosixPath(files.below(place, path)).name
-        if name == SUMMARY:
-            continue
-        for where, record in _records(place, name, text):
-            pair = _pair(record, where, name)
-            first_place = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
-            if first_place != where:
-                raise ValueError(f"{where} has the same pair as {first_place}: leave one of them out")
-            pairs[pair.paradigm].append(pair)
+    places: dict[Hashable, str] = {}
+    for where, name, record in files.read(path, ENDINGS, _records):
+        pair = _pair(record, where, name)
+        files.check_new((pair.paradigm, pair.good, pair.bad), "the same pair", where, places)
+        pairs[pair.paradigm].append(pair)
     if not pairs:
         raise ValueError(f"{path} has no pairs: expected records with the fields {GOOD} and {BAD}")
     _report(path, pairs)
@@ -90,7 +84,8 @@ def published(path: str) -> dict[str, dict[str, float]]:
     if not places:
         return {}
     accuracies: dict[str, dict[str, float]] = {name: {} for name in SUMMARY_MODELS.values()}
-    for where, record in _records(str(places[0]), SUMMARY, files.decoded(places[0].read_bytes(), str(places[0]))):
+    for where, located in formats.records(places[0]):
+        record = formats.require(located, where)
         for key, name in SUMMARY_MODELS.items():
             value = record.get(key)
             if not isinstance(value, int | float) or not 0 <= value <= 1 or not isinstance(record.get(PARADIGM), str):
@@ -107,35 +102,21 @@ def _sample(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair.good}\n{pair.bad}".encode()).digest())[:most]
 
 
-def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield (location, record) for each record in the text of a JSON-lines, .tsv or .csv file.
+def _records(stream: IO[bytes], name: str, place: str) -> Iterator[tuple[str, str, Record]]:
+    """Yield (location, name of the file, record) for each record of a JSON-lines, .tsv or .csv file.
 
     name: name of the file, or of the member of an archive, whose ending says which of these it is.
     """
-    name = name.lower()
-    name = name.removesuffix(text_files.kind(name)[1])
-    if not name.endswith((".tsv", ".csv")):
-        for number, line in files.numbered_lines(text):
-            if line.strip():
-                where = f"{place}, line {number}"
-                with reading(where, "mend the line, or copy the file anew"):
-                    record = parse_json(line)
-                yield where, record
+    if name == SUMMARY:
         return
-    lines = io.StringIO(text, newline="")
-    if name.endswith(".tsv"):
-        reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    ending = record_files.kind(name)[0]
+    if ending in (".tsv", ".csv"):
+        delimiter = "\t" if ending == ".tsv" else ","
+        located = formats.table(stream, place, delimiter=delimiter, quoted=ending == ".csv")
     else:
-        reader = csv.DictReader(lines, strict=True)
-    try:
-        if twice := [name for name, count in collections.Counter(reader.fieldnames or ()).items() if count > 1]:
-            raise ValueError(f"{place}: the header has {twice[0]!r} twice")
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"{place}, line {reader.line_num}: expected as many values as the header has names")
-            yield f"{place}, line {reader.line_num}", row
-    except csv.Error as error:  # such as a quote that is not closed
-        raise ValueError(f"{place}, line {reader.line_num}: {error}") from error
+        located = formats.json_lines(stream, place)
+    for where, record in located:
+        yield where, name, formats.require(record, where)
 
 
 def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:

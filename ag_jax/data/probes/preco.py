@@ -8,11 +8,14 @@ of an entity. A document without an id is named by its file and line. Other keys
 
 import collections
 import os
+from collections.abc import Hashable
 from typing import Any
 
-from ag_jax.data.json_files import parse_json, reading
+from ag_jax.data.json_files import reading
 from ag_jax.data.probes import files
 from ag_jax.data.probes.mentions import Document, Mention, Reading, in_reading_order
+from ag_jax.data.records import formats
+from ag_jax.data.records.formats import Record
 
 ENDINGS = (".jsonl",)
 BLANK = "documents without a word"
@@ -26,27 +29,25 @@ def read(path: str | os.PathLike) -> Reading:
     """
     documents: list[Document] = []
     dropped: collections.Counter[str] = collections.Counter()
-    places: dict[str, str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        for number, line in files.numbered_lines(text):
-            if not line.strip():
-                continue
-            where = f"{place}, line {number}"
-            with reading(where, "mend the line, or copy the file anew"):
-                document = _document(parse_json(line), place, f"{files.below(place, path)}, line {number}")
-            if document.name in places:
-                raise ValueError(
-                    f"{where}: document {document.name} was already read at {places[document.name]}; remove one of both"
-                )
-            places[document.name] = where
-            if document.words:
-                documents.append(document)
-            else:
-                dropped[BLANK] += 1
+    places: dict[Hashable, str] = {}
+    located = files.read(
+        path,
+        ENDINGS,
+        lambda stream, _, place: ((place, where, record) for where, record in formats.json_lines(stream, place)),
+    )
+    for place, where, record in located:
+        line = where.removeprefix(place)
+        with reading(where, "mend the line, or copy the file anew"):
+            document = _document(formats.require(record, where), place, f"{files.below(place, path)}{line}")
+        files.check_new(document.name, f"document {document.name}", where, places)
+        if document.words:
+            documents.append(document)
+        else:
+            dropped[BLANK] += 1
     return Reading(tuple(documents), dict(dropped))
 
 
-def _document(record: dict[str, Any], place: str, line: str) -> Document:
+def _document(record: Record, place: str, line: str) -> Document:
     """Return the document in a record of PreCo, with the name `line` if the record has no id."""
     sentences = record["sentences"]
     if not isinstance(sentences, list) or not all(

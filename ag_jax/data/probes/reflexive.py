@@ -168,8 +168,8 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
         if not paths:
             raise FileNotFoundError(f"{base} has no {', '.join(NAMES)}; name the file, or choose another folder")
         base = paths[0]
-    for place, text in files.texts(base, [""]):
-        for number, line in files.numbered_lines(text):
+    for place, lines in files.lines(base, [""]):
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _sentence_of_line(line, f"{place}, line {number}")
 

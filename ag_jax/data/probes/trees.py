@@ -8,9 +8,8 @@ nodes such as `1.1` are skipped.
 """
 
 import collections
-import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -95,14 +94,14 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format or is not a tree, and for two files with the same content.
     """
-    places: dict[str, str] = {}
-    for place, text in files.texts(path, ENDINGS):
-        files.check_new(text, place, places)
+    places: dict[Hashable, str] = {}
+    for place, lines in files.lines(path, ENDINGS):
+        files.check_new(tuple(lines), "the same content", place, places)
         document, file = "", files.below(place, path)
         rows: list[list[str]] = []
         first = 0
         # The appended blank line ends the last sentence.
-        for number, line in itertools.chain(files.numbered_lines(text), [(0, "")]):
+        for number, line in enumerate([*lines, ""], 1):
             if line.startswith("#") and not rows:
                 key, _, value = line.removeprefix("#").partition("=")
                 if key.split() in (["newdoc"], ["newdoc", "id"]):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ag_jax.data.tasks.containers import Record
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks.task import Choices, Task
 from ag_jax.data.tasks.texts import is_unknown, objects, text_of
 

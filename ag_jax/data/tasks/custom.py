@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 
 from ag_jax.data import local
+from ag_jax.data.records.formats import LocatedRecord, Record
 from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers
-from ag_jax.data.tasks.containers import LocatedRecord, Record
 from ag_jax.data.tasks.task import Choices, Example, Examples, FileLayout, Task, Texts, is_held_out, is_labelled
 
 Kind = Literal["classification", "regression", "choice", "tagging", "span"]
@@ -367,7 +367,7 @@ def load(
     def parse(record: Record, task: Task, labelled: bool) -> Sequence[Example]:
         return _examples(record, settings, task, labelled)
 
-    groups, problems = readers.parse_records(numbered, file, parse, task, is_labelled(split))
+    groups, problems = readers.parse_records(numbered, parse, task, is_labelled(split))
     readers.check_problems(task, split, problems, skip_malformed)
     items = [example for group in groups for example in group]
     if not items:

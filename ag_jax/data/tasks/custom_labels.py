@@ -8,8 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from ag_jax.data.records.formats import LocatedRecord, Record
 from ag_jax.data.tasks import custom_records, lookalikes
-from ag_jax.data.tasks.containers import LocatedRecord, Record
 
 _BIO = re.compile(r"[BI]-.+")
 
@@ -67,7 +67,7 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
                 continue
             if not isinstance(tag, str) or not _BIO.fullmatch(tag):
                 raise ValueError(
-                    f"{file}, {place}: expected BIO tags, which are O, or B- or I- with a type of entity, got {tag!r}; "
+                    f"{place}: expected BIO tags, which are O, or B- or I- with a type of entity, got {tag!r}; "
                     "convert the tags, or name the column with them"
                 )
             types.add(tag[2:])

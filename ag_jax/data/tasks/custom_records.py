@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.json_files import check_unicode
-from ag_jax.data.tasks import lookalikes, spans, tagging
-from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
+from ag_jax.data.records import files as record_files
+from ag_jax.data.records.formats import LocatedRecord, Record
+from ag_jax.data.tasks import containers, lookalikes, spans, tagging
 from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
 from ag_jax.settings import imported
 
@@ -32,14 +33,9 @@ _ENDINGS = {  # of the files that each kind of task can be read from
 _MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pandas write that there is no value
 
 
-def ending(file: pathlib.Path) -> str:
-    """Return the ending of a file's name in lower case and without .gz, such as `.csv` for `A.CSV.gz`."""
-    return (file.with_suffix("") if file.suffix.lower() == ".gz" else file).suffix.lower()
-
-
 def is_conll(file: pathlib.Path) -> bool:
     """Return whether a file is read as a CoNLL file, whose columns have no names."""
-    return ending(file) in _CONLL
+    return record_files.kind(file.name)[0] in _CONLL
 
 
 def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | None, setting: str) -> list[LocatedRecord]:
@@ -54,11 +50,11 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
     if reader:
         located = _of_reader(file, reader, setting)
     else:
-        end = ending(file)
+        end = record_files.kind(file.name)[0]
         if end not in _ENDINGS[kind]:
             raise ValueError(
-                f"{setting}={file} must end in {', '.join(filter(None, _ENDINGS[kind]))}, also with .gz, for a task of "
-                f"{kind}, got {end or 'no ending'}: convert or rename the file"
+                f"{setting}={file} must end in {', '.join(filter(None, _ENDINGS[kind]))}, also compressed, for a task "
+                f"of {kind}, got {end or 'no ending'}: convert or rename the file"
             )
         if separator and end not in _TABLES:
             raise ValueError(f"separator={separator} is for .csv and .tsv, but {setting}={file}: leave it out")
@@ -67,15 +63,15 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
         raise ValueError(f"{setting}={file}: expected at least one row, below the header of a table, got none")
     if all(isinstance(record, ValueError) for _, record in located):
         place, error = located[0]
-        raise ValueError(f"{setting}={file}: all of {len(located)} rows are malformed, the first, {place}: {error}")
+        raise ValueError(f"{setting}={file}: all of {len(located)} rows are malformed, the first is {place}: {error}")
     return located
 
 
 def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[LocatedRecord]:
     """Return an iterable of (location, record), in the format that `separator` or the file's ending `end` implies."""
     if end == ".csv" or separator:
-        return CONTAINERS["quoted"](file, delimiter=SEPARATORS[separator or "comma"])
-    return CONTAINERS[{".tsv": "tsv", ".jsonl": "jsonl", ".json": "articles"}.get(end, "columns")](file)
+        return containers.read("quoted", file, delimiter=SEPARATORS[separator or "comma"])
+    return containers.read({".tsv": "tsv", ".jsonl": "jsonl", ".json": "articles"}.get(end, "columns"), file)
 
 
 def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRecord]:
@@ -98,9 +94,9 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
         plain = _without_numpy(record)
         try:
             check_unicode(json.dumps(plain, ensure_ascii=False, skipkeys=True, default=str), "a text")
-            located.append((f"record {number}", plain))
+            located.append((f"{file}, record {number}", plain))
         except ValueError as error:
-            located.append((f"record {number}", error))
+            located.append((f"{file}, record {number}", error))
     return located
 
 

@@ -8,7 +8,7 @@ elsewhere.
 import re
 from typing import Any, NamedTuple
 
-from ag_jax.data.tasks.containers import Record
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks.task import Task, Texts
 from ag_jax.data.tasks.texts import label_of, text_of
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data import prepared
 from ag_jax.data.json_files import FAULTS, reason
-from ag_jax.data.tasks import choice, marked, referents, spans, tagging, texts
-from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record, tree_files
+from ag_jax.data.records import prepared
+from ag_jax.data.records.formats import LocatedRecord, Record
+from ag_jax.data.tasks import choice, containers, marked, referents, spans, tagging, texts
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
 Parser = Callable[[Record, Task, bool], Sequence[Example]]
@@ -57,9 +57,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     items: list[Example] = []
     problems: list[str] = []
     for file in files:
-        groups, faults = parse_records(
-            _records(layout, file, split), file, PARSERS[task.form], task, is_labelled(split)
-        )
+        groups, faults = parse_records(_records(layout, file, split), PARSERS[task.form], task, is_labelled(split))
         problems += faults
         for group in groups:
             items.extend(group[:1] if legacy and task.form == "dream" else group)
@@ -85,14 +83,14 @@ def find_files(task: Task, root: str) -> dict[str, list[pathlib.Path]]:
             continue
         if layout.container == "tfds":
             paths = [file for path in paths for file in sorted(path.glob(f"*-{layout.files[split]}.*"))]
-        elif layout.container == "tree":
-            paths = [file for path in paths for file in tree_files(path)]
+        elif layout.container == containers.TREE:
+            paths = [file for path in paths for file in containers.tree_files(path)]
         files[split] = paths
     return files
 
 
 def parse_records(
-    located: Iterable[LocatedRecord], file: pathlib.Path, parser: Parser, task: Task, labelled: bool
+    located: Iterable[LocatedRecord], parser: Parser, task: Task, labelled: bool
 ) -> tuple[list[Sequence[Example]], list[str]]:
     """Return the examples of each well-formed record of a file, and a sentence about each malformed one.
 
@@ -105,7 +103,7 @@ def parse_records(
                 raise record
             groups.append(parser(record, task, labelled))
         except FAULTS as fault:
-            problems.append(f"{_name(file)}, {place}: {reason(fault)}")
+            problems.append(f"{place}: {reason(fault)}")
     return groups, problems
 
 
@@ -172,7 +170,7 @@ def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Loc
     if layout.container == "tfds":
         located = _tfds(file, layout.files[split])
     else:
-        located = CONTAINERS[layout.container](file, **layout.options)
+        located = containers.read(layout.container, file, **layout.options)
     for number, (place, record) in enumerate(located):
         yield place, record if isinstance(record, ValueError) else _renamed(record, layout.columns, number)
 
@@ -198,7 +196,7 @@ def _tfds(folder: pathlib.Path, split: str) -> Iterator[LocatedRecord]:
     builder, records = prepared.records(folder, split)
     names = {name: _class_names(feature) for name, feature in builder.info.features.items()}
     for number, record in enumerate(records):
-        yield f"record {number}", {name: _plain(value, names[name]) for name, value in record.items()}
+        yield f"{folder}, record {number}", {name: _plain(value, names[name]) for name, value in record.items()}
 
 
 def _class_names(feature: Any) -> list[str] | None:
@@ -217,7 +215,3 @@ def _plain(value: Any, names: list[str] | None) -> Any:
         return value.decode()
     value = value.item() if hasattr(value, "item") else value
     return names[value] if names and isinstance(value, int) and value >= 0 else value
-
-
-def _name(file: pathlib.Path) -> str:
-    return "/".join(file.parts[-2:])

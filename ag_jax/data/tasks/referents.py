@@ -10,7 +10,7 @@ both tasks.
 
 import re
 
-from ag_jax.data.tasks.containers import Record
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks.marked import Span, wsc_spans
 from ag_jax.data.tasks.phrases import DETERMINERS, PRONOUNS, candidates
 from ag_jax.data.tasks.task import Referent, Task

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ag_jax.data.tasks.containers import Record
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks.task import Question, Task
 from ag_jax.data.tasks.texts import text_of
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks import lookalikes
-from ag_jax.data.tasks.containers import Record
 from ag_jax.data.tasks.task import TaggedSentence, Task
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ag_jax.data.tasks.containers import Record
+from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks.task import Task, Texts
 
 _BYTES = re.compile(r"""b(['"]).*\1""")

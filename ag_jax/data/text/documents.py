@@ -18,11 +18,12 @@ from ag_jax.data.checksums import Entry, KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import key
 from ag_jax.data.layout import UNDECIDED, Encoded, Part, Piece
+from ag_jax.data.records import babylm, sources
+from ag_jax.data.records.files import warn_once
+from ag_jax.data.records.units import Unit
 from ag_jax.data.store import Block, Rows
-from ag_jax.data.text import babylm, holdout, sequences, sources
-from ag_jax.data.text.files import warn_once
+from ag_jax.data.text import holdout, sequences
 from ag_jax.data.text.sentences import split_sentences
-from ag_jax.data.text.sources import Unit
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 PART_SIZE = 2**28  # bytes of files after which a part is given no further file

@@ -14,7 +14,7 @@ import numpy as np
 
 from ag_jax.data.config import DataConfig
 from ag_jax.data.layout import Piece
-from ag_jax.data.text import sources
+from ag_jax.data.records import sources
 from ag_jax.data.text.sentences import join_sentences, split_sentences
 
 MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are held out

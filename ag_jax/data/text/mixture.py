@@ -28,9 +28,9 @@ import numpy as np
 
 from ag_jax.data import order, randomness
 from ag_jax.data.config import DataConfig
+from ag_jax.data.records import sources
+from ag_jax.data.records.files import warn_once
 from ag_jax.data.store import Rows
-from ag_jax.data.text import sources
-from ag_jax.data.text.files import warn_once
 
 SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exact on every machine
 

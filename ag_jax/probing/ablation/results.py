@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from etils import epath
 
 from ag_jax.analysis.maps import Assignment
-from ag_jax.data.probes import files
+from ag_jax.data.records import files, formats
 from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result
 from ag_jax.objectives.masked_lm import MLM
@@ -152,8 +152,8 @@ def _lines(config: AblationConfig) -> list[str] | None:
     """Return the non-empty lines of the config's text file; None if models are measured on their own texts."""
     if config.data is None or config.data == HELD_OUT:
         return None
-    text = files.decoded(pathlib.Path(config.data).expanduser().read_bytes(), f"ablation.data={config.data}")
-    lines = [line.strip() for _, line in files.numbered_lines(text)]
+    with files.decompressed(pathlib.Path(config.data).expanduser()) as stream:
+        lines = [line.strip() for _, line in formats.lines(stream, f"ablation.data={config.data}")]
     return [line for line in lines if line]
 
 

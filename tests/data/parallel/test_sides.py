@@ -1,37 +1,28 @@
 """The lines of one side: what ends a line, what is text, and what is wrong with a file."""
 
-import bz2
 import gzip
 import importlib
-import itertools
 import sys
 
 import pytest
 
 from ag_jax.data.parallel import sides, tokenised
-from ag_jax.data.text import files
-
-LINES = ["Ein Hund.", "", "Zwei\u2028Hunde\u0085und\x0beine\x1eKatze.", "\u00a0drei"]
+from ag_jax.data.records import files
 
 
 def read(path) -> list[str | None]:
     return list(sides.lines(path))
 
 
-def test_only_line_feeds_end_lines(tmp_path):
-    for end, last, mark in itertools.product(("\n", "\r\n"), (False, True), (b"", b"\xef\xbb\xbf")):
-        content = mark + (end.join(LINES) + end * last).encode()
-        for name, pack in (("a.de", bytes), ("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)):
-            (tmp_path / name).write_bytes(pack(content))
-            assert read(tmp_path / name) == [line.strip() for line in LINES]
-
-
 def test_a_carriage_return_inside_a_line_becomes_a_space(tmp_path):
     """Scores reject lines with one, and other programs would end the line there."""
-    (tmp_path / "a.de").write_bytes(b"Ein\rHund \r\r und\r\neine Katze\n")
-    assert read(tmp_path / "a.de") == ["Ein Hund und", "eine Katze"]
-    (tmp_path / "a.de").write_bytes(b"")
-    assert read(tmp_path / "a.de") == []
+    for name, content, expected in (
+        ("a.de", b"Ein\rHund \r\r und\r\neine Katze\n", ["Ein Hund und", "eine Katze"]),
+        ("a.br", b"\nIur\xc2\xa0", ["", "Iur"]),  # Breton, not Brotli
+        ("a.de", b"", []),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert read(tmp_path / name) == expected
 
 
 def test_tags_are_no_text_in_the_files_that_have_them(tmp_path):
@@ -63,16 +54,11 @@ def test_segments_are_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("a.de", b"gut\ncaf\xe9 au lait\n", "a.de, line 2.*UTF-8"),
-        ("a.de.gz", gzip.compress(b"gut\n" * 6 + b"\xff", mtime=0), "a.de.gz, line 7.*UTF-8"),
         ("a.xml", b"<seg>\ngut</seg>\n\n<seg>\xff</seg>", "a.xml, line 4.*UTF-8"),
-        ("a.xml", b"\xef\xbb\xbf<seg>\n\n\n\xff</seg>", "a.xml, line 4.*UTF-8"),
-        ("a.de", b"gut\nb\0se\n", "a.de, line 2.*binary"),
         ("a.xml", b"<doc>gut</doc>\n", "a.xml.*<seg>"),
         ("a.xml", b"<seg>a</seg>\n<seg>b\n<seg>c</seg>", "a.xml, line 3.*got '<seg>'"),
         ("a.xml", b"<seg>a</seg>\n<seg>b\n", "a.xml, line 2.*got '<seg>'"),
         ("a.xml", b"<seg>a</seg>\nb</seg>\n", "a.xml, line 2.*got '</seg>'"),
-        ("a.de.gz", b"no gzip", "a.de.gz is damaged"),
         ("a.de.gz", gzip.compress(b"gut\n" * 99, mtime=0)[:-9], "a.de.gz is damaged"),
         *((f"a.{ending}", b'{"source": "a"}', f"a.{ending}.*{ending.removesuffix('.gz')}")
           for ending in ("jsonl", "tsv", "docx", "tar.gz")),

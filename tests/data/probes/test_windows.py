@@ -99,6 +99,6 @@ def test_names_of_members_do_not_depend_on_the_path(given, tmp_path, monkeypatch
             archive.addfile(member, io.BytesIO(b"text"))
     (folder / "deep" / "b.conll").write_text("text")
     path = given.replace("{here}", str(tmp_path))
-    places = [place for place, _ in files.texts(path, (".conll",))]
+    places = [place for place, _ in files.lines(path, (".conll",))]
     expected = ["deep/b.conll", "x.tar/a of litbank.conll", "x.tar/litbank/coref/a.conll"]
     assert sorted(files.below(place, path) for place in places) == expected

@@ -1,6 +1,5 @@
 """Malformed rows: each named by file and line, all counted, refused unless asked to leave them out."""
 
-import gzip
 import json
 
 import pytest
@@ -126,27 +125,18 @@ def test_many_problems_are_counted_but_not_all_shown(tmp_path):
         load(TASKS["mnli"], root, "train", skip_malformed=True)
 
 
-PACKED = gzip.compress(b"index\tsentence1\n" * 99, mtime=0)
-
-
 @pytest.mark.parametrize(
     ("task", "file", "content", "match"),
     [
-        *(("swag", "swag/train.csv", f"{SWAG}{row}\n" + "2,a,b,c,d,e,f,1\n" * 3, "line 3.*quotes")
-          for row in ('1,a,b,"c"d,d,e,f,1', '1,a,b,"c,d,e,f,g,1')),
-        ("swag", "swag/train.csv", f'"id"x,{SWAG}1,a,b,c,d,e,f,1\n', "line 1.*quotes"),
+        ("swag", "swag/train.csv", f'{SWAG}1,a,b,"c,d,e,f,g,1\n2,a,b,c,d,e,f,1\n', "line 3.*quotes"),
         ("paws_qqp", "paws_qqp/train.tsv", rows(("id", "qid1", "sentence1", "qid2", "sentence2", "label"),
             (1, 4, "0", 5, "0", 1)), "index of PAWS-QQP"),
         ("squad1", "squad1/train-v1.1.json", "3", "data"),
-        ("squad1", "squad1/train-v1.1.json", "[" * 99999, "train-v1.1.json.*levels"),
         ("squad1", "squad1/train-v1.1.json", "{", "train-v1.1.json.*JSON"),
         ("squad1", "squad1/train-v1.1.json", '{"data": 3}', "data.*int"),
         ("squad1", "squad1/train-v1.1.json", '{"data": []}', "squad1.*train"),
         ("squad1", "squad1/train-v1.1.json", '{"data": [{"title": "x"}, 3]}', "article 1, paragraph 1, question 1"),
-        ("squad1", "squad1/train-v1.1.json", b'{"data": "\xff"}', "train-v1.1.json.*UTF-8"),
-        ("rte", "RTE/train.tsv", b"index\tsentence1\xff\n", "train.tsv, line 1.*UTF-8"),
-        *(("rte", "RTE/train.tsv.gz", content, "train.tsv.gz is damaged")
-          for content in (b"no gzip", PACKED[:-9], PACKED[:14] + b"\xff\xff\xff" + PACKED[17:])),
+        ("rte", "RTE/train.tsv.gz", b"no gzip", "train.tsv.gz is damaged"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_refused_whatever_is_left_out(tmp_path, task, file, content, match):

@@ -104,16 +104,6 @@ def test_tables_read_the_same_whatever_separates_their_columns(tmp_path, separat
     assert read(tmp_path, train="a.tsv")[0].first == '"so" he said', "quotes have no meaning in .tsv"
 
 
-def test_the_longest_line_of_a_packed_file(tmp_path):
-    """Long articles are read; a line that only a damaged or foreign file has is rejected before it fills the memory."""
-    given = {"train": "a.csv.gz", "labels": ("1", "2")}
-    pack(tmp_path / "a.csv.gz", f"{HEADER}{'x' * 200_000},1\n")
-    assert read(tmp_path, **given) == (Texts("0", "x" * 200_000, None, 0),)
-    pack(tmp_path / "a.csv.gz", f"{HEADER}{'x' * 2**24},1\n")
-    with pytest.raises(ValueError, match="a.csv.gz, line 2: .*16,777,216"):
-        read(tmp_path, **given)
-
-
 def test_labels_are_known_by_name_only_and_numbers_are_in_their_order(tmp_path):
     write(tmp_path, {"a.csv": "review,stars\na,10\nb,2\nc,1\nd,10\nx,b\ny,a\n", "b.csv": "review,stars\na,0\n"})
     assert settings(tmp_path).labels == ("1", "2", "10", "a", "b")

@@ -12,7 +12,8 @@ import pytest
 from ag_jax.data import pipeline, randomness, tokenizers, tokens
 from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.text import files, mixture, sources
+from ag_jax.data.records import files, sources
+from ag_jax.data.text import mixture
 from tests.data.conftest import json_lines, small, text, write
 
 

@@ -17,8 +17,9 @@ import tensorflow_datasets as tfds
 
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import babylm, documents, files, hub, mixture, remote, sources
-from ag_jax.data.text.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
+from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
+from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
+from ag_jax.data.text import documents, mixture
 from ag_jax.distributed import storage
 from tests.bucket import CUT
 from tests.data.conftest import json_lines, small, tar, text, write
@@ -135,14 +136,14 @@ class Wikipedia(tfds.core.GeneratorBasedBuilder):
 
 def test_a_prepared_tfds_set_is_read_by_its_split_and_cleaned(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(sources, "TFDS_RECORDS", 1)
+    monkeypatch.setattr(prepared, "UNIT_RECORDS", 1)
     name = "tfds:wikipedia/20230601.en"
     with pytest.raises(FileNotFoundError, match="tfds build"):
         read(name)
     Wikipedia(config="20230601.en", data_dir=tmp_path, file_format="array_record").download_and_prepare()
     article = ("Prose about it. " * 60).strip()
     assert read(name) == [article, article]
-    assert [unit.size for unit in sources.units(name)] == [sources.TFDS_RECORD_SIZE] * 2
+    assert [unit.size for unit in sources.units(name)] == [prepared.RECORD_SIZE] * 2
     assert read(f"{name}:test") == read(f"{name}:1.0.0:test") == read(f"{name}:train[:1]") == [article]
     assert sources.identity(name)[0][:5] == ["tfds", "wikipedia", "20230601.en", "1.0.0", "train"]
     assert sources.identity(f"{name}:test") != sources.identity(name)
@@ -178,7 +179,7 @@ def test_the_first_words_of_documents_are_left_out(tmp_path, monkeypatch):
     for skip_words in ((1, 2, 3), (5,)):
         with pytest.raises(ValueError, match=f"data.skip_words={','.join(map(str, skip_words))}"):
             left(both, *skip_words)
-    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 10)  # two words: each document loses as many
+    monkeypatch.setattr(formats, "LARGEST_TEXT", 10)  # two words: each document loses as many
     write(tmp_path, {"c.txt": "\n".join(f"word{number}" for number in range(9))})
     assert [document.split() for document in left(tmp_path / "c.txt", 1)[0]] == [[f"word{n}"] for n in (1, 3, 5, 7)]
 
@@ -236,9 +237,9 @@ def test_what_is_missing_of_the_six_files_is_named(tmp_path, caplog):
     missing = {"childes.train": None, "switchboard.train": None}
     for number, (changes, split, error, named) in enumerate(
         [
-            (missing, "", FileNotFoundError, r"childes, switchboard .*childes\.t"),
+            (missing, "", FileNotFoundError, r"childes\.train\.txt or childes\.train,"),
             ({}, ":dev", FileNotFoundError, r"bnc_spoken\.dev\.txt .*bnc_spoken\.tr"),
-            ({"childes.train.txt": "Twice.\n"}, "", ValueError, r"childes\.train\.txt and childes\.train"),
+            ({"childes.train.txt": "Twice.\n"}, "", ValueError, r"childes\.train\.txt or childes\.train,.*both"),
             ({"gutenberg.train": ""}, "", ValueError, r"gutenberg\.train is empty"),
         ]
     ):
@@ -419,7 +420,7 @@ def stored_files():
 @pytest.fixture
 def both(tmp_path, monkeypatch, bucket):
     """The same files below a directory and in a bucket; the file system of the bucket."""
-    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 2**15)
+    monkeypatch.setattr(formats, "LARGEST_TEXT", 2**15)
     monkeypatch.setattr(remote, "READ_TOGETHER", 2**12)
     store = fsspec.filesystem("gs")
     for name, content in stored_files().items():
@@ -469,14 +470,13 @@ def test_the_checksum_of_the_store_comes_before_its_times():
 
 def test_what_is_wrong_in_a_bucket_is_named(both, bucket, monkeypatch):
     _, store = both
-    contents = {"other/a.pdf": b"%PDF", "empty.txt": b"", "cut.tar": stored_files()["e.tar"][:1024]}
+    contents = {"other/a.pdf": b"%PDF", "cut.tar": stored_files()["e.tar"][:1024]}
     contents |= {"twice/a.txt": b"a", "twice/a.txt.gz": gzip.compress(b"a")}
     for name, content in contents.items():
         store.pipe(f"gs://bucket/{name}", content)
     for name, error, named in (
         ("nothing", FileNotFoundError, "gs://bucket/nothing"),
         ("other", FileNotFoundError, "gs://bucket/other .*a.pdf"),
-        ("empty.txt", ValueError, "gs://bucket/empty.txt is empty"),
         ("cut.tar", ValueError, "gs://bucket/cut.tar is damaged"),
         ("twice", ValueError, "a.txt and .*a.txt.gz"),
     ):
@@ -498,3 +498,19 @@ def test_the_file_system_is_that_of_the_protocol():
     root = f"memory://{uuid.uuid4()}"
     fsspec.filesystem("memory").pipe(f"{root}/one.txt", b"One. Two.")
     assert list(sources.documents(f"{root}/one.txt")) == list(sources.documents(root)) == ["One. Two."]
+
+
+def test_python_objects_become_a_file_named_by_its_content(tmp_path):
+    texts = ["Eins.\nZwei.", "ไทย", "\u2028"]
+    path = sources.spool(iter(texts), tmp_path / "new")
+    before = sources.identity(str(path))
+    assert read(path) == texts[:2], "a blank text is none"
+    assert sources.spool(({"text": text} for text in texts), tmp_path / "new") == path
+    assert sources.identity(str(path)) == before, "an equal text is the same file"
+    other = sources.spool([{"body": "a", "n": 1}], tmp_path / "new")
+    assert list(sources.documents(str(other), "body")) == ["a"]
+    for records, named in (([], "at least one"), (["a", 3], "record 2.*int"), ([{"a": {1}}], "record 1.*set"),
+                           (["\ud800"], "surrogate.*record 1")):  # fmt: skip
+        with pytest.raises(ValueError, match=named):
+            sources.spool(records, tmp_path / "new")
+    assert sorted((tmp_path / "new").iterdir()) == sorted([path, other]), "nothing else is left"

@@ -8,6 +8,7 @@ commit; the commit that it names when the text is prepared is what the cache and
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -18,8 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from ag_jax.data.checksums import KnownContent
-from ag_jax.data.text import fields
-from ag_jax.data.text.files import warn_once
+from ag_jax.data.records import formats
+from ag_jax.data.records.files import stamp, warn_once
+from ag_jax.data.records.units import Unit
 
 BEGINNING = "hf:"
 ASK_AGAIN = 60.0  # seconds for which an answer of the hub holds, because each shard of a data set asks
@@ -83,12 +85,12 @@ class DataSet:
         rest = self.source.removeprefix(BEGINNING).partition(":")
         return f"{BEGINNING}{self.name}@{commit}{rest[1]}{rest[2]}"
 
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[list[Any]]:
         """Return what identifies the data set's content without reading it: the commit, or files with size and time."""
         if not self.is_local:
-            return [f"{BEGINNING}{self.name}", self.config, self.split, self.commit()]
-        files = [[str(file.relative_to(self.name)), *_stamp(file)] for file in self._local_files()]
-        return [f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *files]
+            return [[f"{BEGINNING}{self.name}", self.config, self.split, self.commit()]]
+        files = [[str(file.relative_to(self.name)), *stamp(file)] for file in self._local_files()]
+        return [[f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *files]]
 
     def files(self) -> list[tuple[str, pathlib.Path | KnownContent]]:
         """Return (name, path) of the files of a local directory, or (name, commit) of a data set of the hub."""
@@ -118,9 +120,9 @@ class DataSet:
                 "hf:stanfordnlp/imdb::unsupervised for a split without a configuration"
             ) from error
 
-    def shards(self) -> list[tuple[Any, int]]:
-        """Return the shards of the data set in order, each a stream of records, with its approximate size in bytes."""
-        stream = self.open()
+    def units(self) -> Iterator[Unit]:
+        """Yield a unit for each shard of the data set, in order; sizes are approximate."""
+        before, stream = self.identity(), self.open()
         count = max(1, stream.num_shards)
         total: int | None
         if self.is_local:
@@ -129,9 +131,12 @@ class DataSet:
             splits = stream.info.splits or {}
             total = splits[self.split].num_bytes if self.split in splits else None
         size = total // count if total else SHARD_SIZE
-        return [(stream.shard(count, number) if count > 1 else stream, size) for number in range(count)]
+        for number in range(count):
+            shard = stream.shard(count, number) if count > 1 else stream
+            read = functools.partial(self._texts, shard, number)
+            yield Unit(self.source, size, read, lambda: self.identity() != before)
 
-    def texts(self, shard: Any, number: int, text_field: str) -> Iterator[str]:
+    def _texts(self, shard: Any, number: int, text_field: str) -> Iterator[str]:
         """Yield the texts of a shard; `number` is its number, counted from 0, for error messages.
 
         Raises ValueError, with the fields that there are, if a record has no such field, or the shard cannot be read.
@@ -150,7 +155,7 @@ class DataSet:
             if record is None:
                 return
             count += 1
-            yield fields.field_of(record, text_field, f"{where}, record {count}")
+            yield formats.field_of(record, text_field, f"{where}, record {count}")
 
 
 _answers: dict[tuple[str, str | None], tuple[float, str]] = {}  # (name, revision): time, commit
@@ -173,12 +178,6 @@ def parse(part: str) -> DataSet:
     if match["revision"] and os.path.isdir(name):
         raise ValueError(f"{part}: the local directory {name} has no revisions: leave out @{match['revision']}")
     return DataSet(part, name, match["revision"], match["config"] or None, match["split"] or "train")
-
-
-def _stamp(file: pathlib.Path) -> tuple[int, int]:
-    """Return size and modification time (ns) of a file."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _load_datasets(source: str) -> ModuleType:

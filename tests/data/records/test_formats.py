@@ -4,12 +4,13 @@ import bz2
 import errno
 import gzip
 import io
+import itertools
 import json
 import lzma
 
 import pytest
 
-from ag_jax.data.text import fields, files, sources
+from ag_jax.data.records import formats, sources, stored
 from tests.data.conftest import json_lines, tar, write
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'ag_jax[parquet]'")
@@ -59,12 +60,12 @@ def test_every_format_with_every_compression(tmp_path, compression, caplog):
         expected = {".txt": TEXTS[:1], ".tar": TEXTS[:1] + 12 * TEXTS}.get(ending, TEXTS)
         for name in (f"a{ending}{compression}", f"a.b{ending}{compression}".upper()):
             write(tmp_path, {name: COMPRESSORS[compression](content)})
-            assert files.is_known(name) and read(tmp_path / name) == expected, name
+            assert formats.is_known(name) and read(tmp_path / name) == expected, name
     assert "left out 2 members" in caplog.text
     short = {".gz": "tgz", ".xz": "txz", ".bz2": "tbz2", ".zst": "tzst"}.get(compression, "tar")
     write(tmp_path, {f"a.{short}": COMPRESSORS[compression](CONTENTS[".tar"]), "a.odd": TEXTS[0]})
     assert read(tmp_path / f"a.{short}") == TEXTS[:1] + 12 * TEXTS
-    assert read(tmp_path / "a.odd") == TEXTS[:1] and not files.is_known("a.odd")
+    assert read(tmp_path / "a.odd") == TEXTS[:1] and not formats.is_known("a.odd")
 
 
 def test_files_that_were_cut_off_are_named(tmp_path):
@@ -82,6 +83,34 @@ def test_files_that_were_cut_off_are_named(tmp_path):
     for name in write(tmp_path, damaged) and damaged:
         with pytest.raises(ValueError, match=f"{name} is damaged"):
             read(tmp_path / name)
+
+
+ROWS = [  # the content, how it is read, and the records by the lines at which they begin; None for a malformed one
+    (b'{"a": 1}\n\n{"a"\n[1]\n{"a": "\\ud800"}\n{"a": 2}', formats.json_lines, {},
+        {"1": {"a": 1}, "3": None, "4": None, "5": None, "6": {"a": 2}}),
+    (b'\xef\xbb\xbf\na\r1\r\n"3\n3","4"\n\n2', formats.table, {"delimiter": ","},
+        {"3": {"a": "1"}, "4 to 5": None, "7": {"a": "2"}}),
+    (b'a\n1\n"3;3"\n\n2', formats.table, {"delimiter": ";", "quoted": False},
+        {"2": {"a": "1"}, "3": None, "5": {"a": "2"}}),
+    (b'"1;2\n3', formats.table, {"delimiter": ";", "quoted": False, "header": False},
+        {"1": {"0": '"1', "1": "2"}, "2": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "reader", "variant", "expected"), ROWS)
+def test_a_record_that_cannot_be_read_does_not_hide_those_behind_it(content, reader, variant, expected):
+    rows = list(reader(io.BytesIO(content), "x", **variant))
+    found = {place.split(maxsplit=2)[2]: None if isinstance(row, ValueError) else row for place, row in rows}
+    assert found == expected and len(rows) == len(expected)
+
+
+def test_only_line_feeds_end_lines():
+    texts = ["Ein Hund.", "", "Zwei\u2028Hunde\u0085und\x0beine\x1eKatze.", "\u00a0drei\rvier"]
+    for end, last, mark in itertools.product(("\n", "\r\n"), (False, True), ("", "\ufeff")):
+        content = (mark + end.join(texts) + end * last).encode()
+        lines = [line for _, line in formats.lines(io.BytesIO(content), "a")]
+        assert [line.removesuffix("\n").removesuffix("\r") for line in lines] == texts
+        assert "".join(lines) == formats.whole(io.BytesIO(content), "a") == content.decode().removeprefix(mark)
 
 
 def test_the_field_is_a_setting(tmp_path):
@@ -111,18 +140,20 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("a.txt", b"text\0text", "a.txt"),
         ("a.txt", b"caf\xe9 au lait", "a.txt.*UTF-8"),
         ("a.txt", b"caf\xc3", "a.txt.*UTF-8"),
-        ("a.txt", b"a \n" * 99 + b"x" * (files.LARGEST_WORD + 1), "a.txt.*words"),
+        ("a.txt", b"a \n" * 99 + b"x" * (stored.LARGEST_WORD + 1), "a.txt.*words"),
         ("a.csv", b"id,text\n0,a\n\n1,b,c\n", "a.csv, line 4.*2 columns.*3"),
         ("a.csv", b'id,text\n0,"a\nb"\n1\n', "a.csv, line 4.*2 columns.*1"),
         ("a.csv", b'text\na\n"b\nc\n', "a.csv, line 3"),
         ("a.tsv", b'text\tid\n"He" said\t1\n', "a.tsv, line 2"),
-        ("a.csv", b"id;text\n0;a\n", "a.csv, line 1.*id;text"),
-        ("a.csv", b"text,text\na,b\n", "a.csv, line 1.*got 2"),
+        ("a.csv", b"id;text\n0;a\n", "a.csv, line 2.*id;text"),
+        ("a.csv", b"text,text\na,b\n", "a.csv, line 1.*text.*once"),
         ("a.json", b'{"a": 1, "b": [2]}', 'a.json.*"a", "b"'),
         ("a.json", b'{"a": [{}], "b": [{}]}', "a.json.*list"),
         ("a.json", b'[{"text": "a"},\n{"txt": "b"}]', 'a.json, entry 2.*"txt"'),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2.*"txt"'),
         ("a.jsonl", b'["a"]\n', "a.jsonl, line 1.*object"),
+        ("a.jsonl", b'{"text": "a"}\n"\xff"\n', "a.jsonl, line 2.*UTF-8"),
+        ("a.txt", b"\xef\xbb\xbfa\n\n\xff", "a.txt, line 3.*UTF-8"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl, line 1.*int"),
         ("a.jsonl", DEEP, "a.jsonl, line 1.*JSON"),
         ("a.jsonl", b'{"text": "\\ud800"}', "a.jsonl, line 1.*ud800"),
@@ -132,7 +163,7 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("a.parquet", parquet(text=["one", None]), "a.parquet, row 2.*NoneType"),
         ("a.parquet", parquet(body=["one"]), 'a.parquet.*"text".*"body"'),
         ("a.tar", b"not tar" * 100, "a.tar is damaged"),
-        ("a.tar", tar({"a.txt": b"text", "f/b.csv": b"txt\na"}), "f/b.csv of .*a.tar, line 1"),
+        ("a.tar", tar({"a.txt": b"text", "f/b.csv": b"txt\na"}), "f/b.csv of .*a.tar, line 2"),
         ("a.PDF", b"%PDF-1.4", "a.PDF is not read"),
     ],
 )
@@ -143,7 +174,7 @@ def test_bad_files_are_named(tmp_path, name, content, named):
 
 
 def test_what_does_not_fit_into_memory_is_rejected(tmp_path, monkeypatch):
-    monkeypatch.setattr(fields, "LARGEST_PARSED", 100)
+    monkeypatch.setattr(formats, "LARGEST_PARSED", 100)
     write(tmp_path, {"a.json": json.dumps([{"text": "a"}] * 20, indent=1), "a.jsonl": json_lines(["a" * 100])})
     with pytest.raises(ValueError, match=r"a\.json: .*100"):
         read(tmp_path / "a.json")
@@ -153,13 +184,13 @@ def test_what_does_not_fit_into_memory_is_rejected(tmp_path, monkeypatch):
     write(tmp_path, fitting)  # JSON lines need not fit into memory together
     assert read(tmp_path / "b.json") == ["a"] * 20
     assert read(tmp_path / "b.jsonl") == read(tmp_path / "c.json") == ["a" * 86]
-    assert fields.whole(io.BytesIO(b"a" * 100), "a") == b"a" * 100
+    assert formats.whole(io.BytesIO(b"a" * 100), "a") == "a" * 100
     with pytest.raises(ValueError, match="100"):
-        fields.whole(io.BytesIO(b"a" * 101), "a")
+        formats.whole(io.BytesIO(b"a" * 101), "a")
 
 
 def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(formats, "LARGEST_TEXT", 100)
     text = "".join(f"line {number} äöü\n" for number in range(60))
     line = "xä" * 300 + "."  # longer than any document, and cut inside a character
     write(tmp_path, {"a.txt": text, "b.txt": line})
