@@ -17,7 +17,8 @@ BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's sentencepiece models
 # The setting of tokenizer_config.json with which sentencepiece, not the library, normalises the text of tokenizer.json.
 SENTENCEPIECE_NORMALIZER = "sentencepiece_normalizer"
-_PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
+# é and 漢: letters whose number of bytes normalisers change make the library look at every added token.
+_PROBE = "Aé 漢 1."
 # Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
@@ -296,7 +297,7 @@ class SentencePiecePair:
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
     is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
-    special_tokens: Mapping[str, str] = {}
+    special_tokens: Mapping[str, str] = {"unknown": "<unk>"}  # whatever the files beside the models name
     pair_separators: int | None = None
 
     def __init__(

@@ -168,17 +168,20 @@ def test_the_limits_of_a_vocabulary_are_named():
 def test_bad_tokenizer_files(made, tmp_path):
     library = huggingface.Tokenizer.from_str(made["wordpiece"].file()[1].decode())
     library.add_tokens(["\0"])  # of which the normaliser leaves nothing: the library panics, with a BaseException
-    files = {"readme.md": b"", "a.model": b"", "b.model": b"no", "tokenizer.json": library.to_str(), "vocab.json": "{}"}
+    files = {"readme.md": b"", "a.model": b"", "b.model": b"no", "tokenizer.json": library.to_str(), "vocab.txt": "a"}
     for name in write(tmp_path, files) and files:
-        error, named = (FileNotFoundError, "merges.txt") if name == "vocab.json" else (ValueError, name)
-        with pytest.raises(error, match=named):
+        with pytest.raises(ValueError, match=name):
             tokenizers.load(tmp_path / name)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"vocab\.txt"):  # not the model beside it
+        tokenizers.load(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tokenizers.load(tmp_path / "nowhere")
     names = {"begin": "<s>", "pad": "<pad>", "end": "</s>", "unknown": "<unk>", "mask": "<mask>"}
     for role, missing in names.items():
         ids = {name: id for id, name in enumerate([*names.values(), *"ab."]) if name != missing}
-        write(tmp_path / role, {"vocab.json": json.dumps(ids), "merges.txt": "#version: 0.2\n"})
+        library = tokenizers.byte_bpe(huggingface.models.BPE(ids, []))
+        write(tmp_path / role, {"tokenizer.json": library.to_str()})
         with pytest.raises(ValueError, match=f"{role} token.*{missing}"):
             tokenizers.load(tmp_path / role)
 
@@ -209,7 +212,10 @@ def test_the_tokenizer_that_was_saved_last_is_loaded_whole_or_not(made, tmp_path
 
 
 def test_the_ids_of_published_tokenizers(shared, tmp_path):
-    tokenizer = tokenizers.load(shared / "data/tokenizers/roberta-base")
+    with pytest.raises(ValueError, match=r"vocab\.json"):
+        tokenizers.load(shared / "data/tokenizers/roberta-base")
+    tokenizer_files.read(shared / "data/tokenizers/roberta-base", FAMILIES["roberta"]).save(tmp_path / "roberta")
+    tokenizer = tokenizers.load(tmp_path / "roberta")
     assert tokenizer.vocabulary_size == 50_265 and tokenizer.period_ids == (4, 479)
     assert tokenizer.specials == SpecialTokens(begin=0, pad=1, end=2, unknown=3, mask=50_264, pair_separators=2)
     assert tokenizer.encode("Hello world") == [31414, 232]
@@ -221,14 +227,14 @@ def test_the_ids_of_published_tokenizers(shared, tmp_path):
     source = shared / "data/tokenizers/bert-base-uncased"
     shutil.copy(source / "vocab.txt", tmp_path)
     for place in (source, tmp_path):  # tokenizer.json and vocab.txt
-        tokenizer = tokenizers.load(place)
+        tokenizer = tokenizer_files.read(place, FAMILIES["bert"]).with_second_type(None)
         assert tokenizer.specials == SpecialTokens(begin=101, pad=0, end=102, unknown=100, mask=103, pair_separators=1)
         assert tokenizer.encode("Hello world.") == [7592, 2088, 1012] and tokenizer.period_ids == (1012,)
         assert tokenizer.encode("Embeddings") == [7861, 8270, 4667, 2015]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert tokenizers.load(tmp_path).encode("Hello") != [7592]
+    assert tokenizer_files.read(tmp_path, FAMILIES["bert"]).encode("Hello") != [7592]
 
-    tokenizer = tokenizers.load(shared / "data/tokenizers/attention_guidance/roberta_12")
+    tokenizer = tokenizer_files.read(shared / "data/tokenizers/attention_guidance/roberta_12", FAMILIES["roberta"])
     assert (tokenizer.vocabulary_size, tokenizer.specials.mask, tokenizer.period_ids) == (52_000, 4, (18, 1580))
 
 
@@ -288,7 +294,7 @@ def test_special_tokens_without_a_role_are_tokens_in_a_text_and_others_are_not(t
     (tmp_path / "tokenizer.json").unlink()
     settings = {"do_lower_case": False, "additional_special_tokens": ["[E1]", "</s>"]}
     write(tmp_path, {"vocab.txt": "\n".join(WORDS) + "\n", SETTINGS: json.dumps(settings)})
-    assert tokenizers.load(tmp_path).encode(sample)[:4] == whole
+    assert tokenizer_files.read(tmp_path, FAMILIES["bert"]).encode(sample)[:4] == whole
 
 
 @pytest.mark.parametrize(
@@ -302,6 +308,7 @@ def test_special_tokens_without_a_role_are_tokens_in_a_text_and_others_are_not(t
         ("tokenizer.json", SETTINGS, {"do_lower_case": True}, "do_lower_case"),
         ("tokenizer.json", SETTINGS, {"added_tokens_decoder": {"3": {"content": "[CLS]"}}}, r"\[CLS\].* 2"),
         ("tokenizer.json", "added_tokens.json", {"[NEW]": 22}, r"\[NEW\].*22"),
+        ("tokenizer.json", MAP, {"additional_special_tokens": ["[NEW]"]}, r"\[NEW\]"),
         ("tokenizer.json", "tokenizer.json", json.loads(two_families(between="</s>").to_str()), r"A </s> B \[SEP\]"),
         ("spiece.model", SETTINGS, {"tokenizer_class": "CamembertTokenizer"}, "CamembertTokenizer"),
         ("spiece.model", SETTINGS, {"do_lower_case": True}, "do_lower_case"),
