@@ -12,6 +12,8 @@ import tokenizers as huggingface
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
+from ag_jax.data import fast_tokenizer
+
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's sentencepiece models
@@ -47,6 +49,7 @@ class HuggingFace:
         self._rules = _rules(tokenizer) if by_sentencepiece else b""
         self._normalize: _Normalizer | None = None
         self.is_normalized_by_sentencepiece = bool(self._rules)
+        self._encode: fast_tokenizer.Encode = self._encode_exactly
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.special_tokens = self._delimiters()
         unknown = getattr(tokenizer.model, "unk_token", None)
@@ -81,13 +84,20 @@ class HuggingFace:
         return {"begin": begin, "end": end}
 
     def treat_as_text(self, names: Collection[str]) -> None:
-        """Let the encoder treat the special tokens `names` as plain text, and other added tokens as tokens."""
+        """Let the encoder treat the special tokens `names` as plain text, and other added tokens as tokens.
+
+        From now on, gigatoken encodes texts if it can: byte-level BPE without other added tokens.
+        """
         added = self._tokenizer.get_added_tokens_decoder().values()
+        values = json.loads(self._tokenizer.to_str())
+        is_byte_bpe = self._is_byte_level and isinstance(self._tokenizer.model, huggingface.models.BPE)
+        has_others = any(token.content not in names for token in added)
+        if is_byte_bpe and not has_others and (fast := fast_tokenizer.gigatoken_encoder(values)):
+            self._encode = fast_tokenizer.CheckedEncoder(fast, self._encode_exactly)
         is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
         is_right = all(token.special == (token.content in names) for token in added)
         if is_right and not is_unigram and not self._rules:
             return
-        values = json.loads(self._tokenizer.to_str())
         for token in values["added_tokens"]:
             token["special"] = token["content"] in names
         if is_unigram:
@@ -108,8 +118,11 @@ class HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
-        normalized = [self._normalize(text) for text in texts] if self._normalize else list(texts)
-        encodings = self._encoder.encode_batch_fast(normalized, add_special_tokens=False)
+        return self._encode([self._normalize(text) for text in texts] if self._normalize else texts)
+
+    def _encode_exactly(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each normalised text, from the library `tokenizers`."""
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:

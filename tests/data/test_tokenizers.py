@@ -1,6 +1,7 @@
 """Training and loading of every kind; the ids of published tokenizers; two models that share a vocabulary."""
 
 import codecs
+import itertools
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ import pytest
 import sentencepiece
 import tokenizers as huggingface
 
-from ag_jax.data import tokenizers
+from ag_jax.data import fast_tokenizer, tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import tokenizer_files
@@ -106,6 +107,49 @@ def test_decomposed_text_of_a_sentencepiece_model(kind, tmp_path, made):
     assert tokenizer_files.not_carried(saved) and not tokenizer_files.not_carried(made["wordpiece"])
 
 
+ODD = [
+    "",
+    " ",
+    "  two  spaces ",
+    "\n\n x\t\r\n",
+    "don't I'LL 's",
+    "x" * 3000,
+    "123456 1,234.5",
+    "\x00\x7f\u200b",
+    "a</s><mask> b",
+]
+
+
+def test_gigatoken_gives_the_ids_of_tokenizers(made):
+    pytest.importorskip("gigatoken", reason="needs the extra: pip install 'ag_jax[fast]'")
+    texts = [*CORPUS, *ODD, *itertools.chain.from_iterable(map(forms, COMPOSED))]
+    encoders = [json.loads(made[kind].file()[1]) for kind in ("byte_bpe", "wordpiece")]
+    fast, unsupported = map(fast_tokenizer.gigatoken_encoder, encoders)
+    assert fast(texts) == [ids for ids, _ in made["byte_bpe"].locate_batch(texts)] and unsupported is None
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_fast_encoder_is_left_at_the_first_other_id(is_wrong, made, monkeypatch, capsys):
+    """Here, the fast encoder's ids are wrong from its second call on; right ones are compared only at the beginning."""
+    exact, calls = made["byte_bpe"].encode_batch, []
+
+    def fast(texts):
+        calls.append(texts)
+        return [[7] for _ in texts] if is_wrong and len(calls) == 2 else exact(texts)
+
+    monkeypatch.setattr(fast_tokenizer, "CHECKED_CHARACTERS", 20)
+    monkeypatch.setattr(fast_tokenizer, "gigatoken_encoder", lambda values: fast)
+    library = huggingface.Tokenizer.from_str(made["byte_bpe"].file()[1].decode())
+    tokenizer = tokenizers.of_library(library, "here")
+    assert tokenizer.fingerprint() == made["byte_bpe"].fingerprint()
+    for texts in (["the old"], ["a house", "by"], ["the river"], ["a mat"]):
+        assert tokenizer.encode_batch(texts) == exact(texts)
+    assert len(calls) == (2 if is_wrong else 4) and ("'a house'" in capsys.readouterr().err) == is_wrong
+    library.add_tokens(["<other>"])  # which is a token in a text
+    tokenizers.of_library(library, "here").encode("the <other>")
+    assert len(calls) == (2 if is_wrong else 4)
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe"])
 def test_decomposed_text_of_a_tokenizer_that_is_trained_here(kind, tmp_path):
     """All forms of a text have equal ids, which the file gives in another program, too."""
@@ -136,7 +180,7 @@ def test_user_defined_symbols_of_a_sentencepiece_model(tmp_path):
 
 def test_training_is_the_same_in_another_process(made):
     code = f"""
-from ag_jax.data import tokenizers
+from ag_jax.data import fast_tokenizer, tokenizers
 from ag_jax.data.config import TokenizerConfig
 for kind, size in {SIZES}.items():
     print(tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), {CORPUS}).fingerprint())
