@@ -25,18 +25,34 @@ _PROBE = "Aé 漢 1."
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
-class HuggingFace:
+class _Library:
+    """What adapters have in common; an adapter overrides what its tokenizer states or does in another way."""
+
+    may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
+    special_tokens: Mapping[str, str] = {}  # special tokens by role, as far as the tokenizer itself states them
+    pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
+    languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
+    is_normalized_by_sentencepiece = False
+
+    def treat_as_text(self, names: Collection[str]) -> None:
+        """Let the encoder treat the special tokens `names` as plain text; here, it does so already."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, encoded on all cores."""
+        raise NotImplementedError
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each target text of a translation, which is encoded like any other text."""
+        return self.encode_batch(texts)
+
+
+class HuggingFace(_Library):
     """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`.
 
     tokenizer: the library's tokenizer.
     by_sentencepiece: whether sentencepiece normalises texts, in place of the library's normaliser `Precompiled`. Set it
         for tokenizers converted from sentencepiece: `Precompiled` treats letters with combining marks differently.
     """
-
-    may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
-    special_tokens: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
-    pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
-    languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
     def __init__(self, tokenizer: huggingface.Tokenizer, by_sentencepiece: bool = False):
         tokenizer.no_padding()
@@ -124,10 +140,6 @@ class HuggingFace:
         """Return the token ids of each normalised text, from the library `tokenizers`."""
         encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each target text of a translation, which is encoded like any other text."""
-        return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -238,13 +250,8 @@ def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int
     return extended
 
 
-class SentencePiece:
+class SentencePiece(_Library):
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
-
-    may_lack: tuple[str, ...] = ()
-    special_tokens: Mapping[str, str] = {}
-    pair_separators: int | None = None
-    languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(self, model: bytes):
         self._processor = sentencepiece_processor(model)
@@ -267,10 +274,6 @@ class SentencePiece:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each target text of a translation, which is encoded like any other text."""
-        return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -295,7 +298,7 @@ class SentencePiece:
         return {"spiece.model": self._model}
 
 
-class SentencePiecePair:
+class SentencePiecePair(_Library):
     """Adapter of two sentencepiece models, one for each language of a translation, that share a vocabulary (Marian).
 
     Pieces get their ids by name, from the vocabulary; a piece that it lacks becomes <unk>. Texts may begin with the
@@ -309,9 +312,7 @@ class SentencePiecePair:
 
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
-    is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
     special_tokens: Mapping[str, str] = {"unknown": "<unk>"}  # whatever the files beside the models name
-    pair_separators: int | None = None
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ import io
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,11 +112,8 @@ class Tokenizer:
             tokenizer_settings.ROLES[role][0]: name for role, name in names.items() if name != _default(backend, role)
         }
         self.specials: SpecialTokens = _find_specials(backend, origin, names)
-        if not isinstance(backend, SentencePiecePair):
-            backend.treat_as_text(set(names.values()))
-        self.lacks: tuple[str, ...] = tuple(
-            role for role in backend.may_lack if not any(backend.id(name) is not None for name in _ROLES[role])
-        )
+        backend.treat_as_text(set(names.values()))
+        self.lacks: tuple[str, ...] = tuple(role for role in backend.may_lack if role not in names)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -475,7 +471,10 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
     )
     learner.train_from_iterator(texts, trainer)
     if (smallest := learner.get_vocab_size()) > config.vocabulary_size:
-        raise ValueError(_too_small(smallest, config.vocabulary_size, "WordPiece"))
+        raise ValueError(
+            f"the characters of the source text need a WordPiece vocabulary of at least {smallest} pieces, got "
+            f"tokenizer.vocabulary_size={config.vocabulary_size}; raise it"
+        )
     # Rebuilt from the vocabulary, so that only the five special tokens are special, not the inner pieces.
     model = huggingface.models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
     tokenizer = wordpiece(model, lowercase=config.lowercase)
@@ -516,29 +515,8 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Huggi
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_size_error(config.vocabulary_size, str(error))) from error
+        raise ValueError(
+            "expected a vocabulary of a size that the source text supports, got tokenizer.vocabulary_size="
+            f"{config.vocabulary_size}: {str(error).rpartition('] ')[2]}"
+        ) from error
     return HuggingFace(sentencepiece_models.convert_trained(model.getvalue()))
-
-
-def _size_error(size: int, message: str) -> str:
-    """Return an error message for an impossible vocabulary size, with the limit that sentencepiece reports, if any.
-
-    size: the impossible vocabulary size.
-    message: error message of sentencepiece.
-    """
-    if largest := re.search(r"value <= (\d+)", message):
-        return (
-            f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
-            f"tokenizer.vocabulary_size={size}; lower it or give more text."
-        )
-    if smallest := re.search(r"\d+ vs (\d+)", message):
-        return _too_small(smallest[1], size, "sentencepiece")
-    return f"sentencepiece could not train a vocabulary of {size} pieces: {message}"
-
-
-def _too_small(smallest: int | str, size: int, kind: str) -> str:
-    """Return the error message for a vocabulary size below the smallest possible one."""
-    return (
-        f"the characters of the source text need a {kind} vocabulary of at least {smallest} pieces, got "
-        f"tokenizer.vocabulary_size={size}; raise it."
-    )
