@@ -93,7 +93,7 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens; made by `train`, `load` or `of_library` (from one of Hugging Face).
+    """A tokenizer with its special tokens; made by `train`, `load`, or from the adapter of a library's tokenizer.
 
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.
@@ -231,20 +231,6 @@ class Tokenizer:
         files = self.files()
         hashes = [hashlib.sha256(content).hexdigest() for _, content in sorted(files.items())]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def of_library(
-    tokenizer: huggingface.Tokenizer,
-    origin: str,
-    named: Mapping[str, str] | None = None,
-    by_sentencepiece: bool = False,
-) -> Tokenizer:
-    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`.
-
-    origin, named: see `Tokenizer`.
-    by_sentencepiece: see `HuggingFace`.
-    """
-    return Tokenizer(HuggingFace(tokenizer, by_sentencepiece), origin, named)
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -393,15 +379,11 @@ def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> d
         key = next((key for key in settings if key in named and (key == settings[0] or token is None)), None)
         if key is None:
             continue
-        if token not in (None, named[key]):
+        if token not in (None, named[key]) or backend.id(named[key]) is None:
             raise ValueError(
-                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself has {token!r} "
-                f"as its {role} token: copy all files anew from the original tokenizer"
-            )
-        if backend.id(named[key]) is None:
-            raise ValueError(
-                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, which its vocabulary lacks: copy all "
-                "files anew from the original tokenizer"
+                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself "
+                f"{f'has {token!r} as its {role} token' if token else 'lacks it'}: copy all files anew from the "
+                "original tokenizer"
             )
         names[role] = named[key]
     # Only with both tokens does a tokenizer have Gemma's usual names; with one, the other was lost.
@@ -519,4 +501,6 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Huggi
             "expected a vocabulary of a size that the source text supports, got tokenizer.vocabulary_size="
             f"{config.vocabulary_size}: {str(error).rpartition('] ')[2]}"
         ) from error
-    return HuggingFace(sentencepiece_models.convert_trained(model.getvalue()))
+    tokenizer = sentencepiece_models.convert(model.getvalue())
+    tokenizer.normalizer = normalizer
+    return HuggingFace(tokenizer)

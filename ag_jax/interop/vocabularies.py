@@ -10,8 +10,15 @@ from typing import Any
 import tokenizers as huggingface
 from tokenizers import models
 
-from ag_jax.data import sentencepiece_models, tokenizers
-from ag_jax.data.tokenizer_backends import BERT_SPECIALS, ROBERTA_SPECIALS, SOURCE_MODEL, byte_bpe, wordpiece
+from ag_jax.data import sentencepiece_models
+from ag_jax.data.tokenizer_backends import (
+    BERT_SPECIALS,
+    ROBERTA_SPECIALS,
+    SOURCE_MODEL,
+    HuggingFace,
+    byte_bpe,
+    wordpiece,
+)
 from ag_jax.data.tokenizer_settings import (
     SETTINGS,
     Files,
@@ -67,7 +74,8 @@ def convert(files: Files, family: Family) -> Tokenizer | None:
     usual = _BERT_NAMES if name == "vocab.txt" else {}
     named = {key: token for key, token in usual.items() if library.token_to_id(token) is not None}
     with reading_tokenizer(files[name]):
-        return tokenizers.of_library(library, str(files[name]), named | special_names(files), name not in kinds)
+        backend = HuggingFace(library, by_sentencepiece=name not in kinds)
+        return Tokenizer(backend, str(files[name]), named | special_names(files))
 
 
 def _byte_bpe(files: Files) -> huggingface.Tokenizer:

@@ -15,6 +15,7 @@ import tokenizers as huggingface
 
 from ag_jax.data import fast_tokenizer, tokenizers
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.tokenizer_backends import HuggingFace
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import tokenizer_files
 from ag_jax.interop.catalogue import FAMILIES
@@ -140,13 +141,13 @@ def test_a_fast_encoder_is_left_at_the_first_other_id(is_wrong, made, monkeypatc
     monkeypatch.setattr(fast_tokenizer, "CHECKED_CHARACTERS", 20)
     monkeypatch.setattr(fast_tokenizer, "gigatoken_encoder", lambda values: fast)
     library = huggingface.Tokenizer.from_str(made["byte_bpe"].file()[1].decode())
-    tokenizer = tokenizers.of_library(library, "here")
+    tokenizer = tokenizers.Tokenizer(HuggingFace(library), "here")
     assert tokenizer.fingerprint() == made["byte_bpe"].fingerprint()
     for texts in (["the old"], ["a house", "by"], ["the river"], ["a mat"]):
         assert tokenizer.encode_batch(texts) == exact(texts)
     assert len(calls) == (2 if is_wrong else 4) and ("'a house'" in capsys.readouterr().err) == is_wrong
     library.add_tokens(["<other>"])  # which is a token in a text
-    tokenizers.of_library(library, "here").encode("the <other>")
+    tokenizers.Tokenizer(HuggingFace(library), "here").encode("the <other>")
     assert len(calls) == (2 if is_wrong else 4)
 
 
@@ -463,7 +464,6 @@ def added(**tokens):
         ("source.spm", None, "source.spm"),
         ("target.spm", None, "target.spm"),
         ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer"),
-        ("tokenizer_config.json", {"sp_model_kwargs": {"alpha": 0.1}}, "sp_model_kwargs"),
         ("tokenizer_config.json", {"source_lang": 3}, "source_lang"),
         ("tokenizer_config.json", {"pad_token": {"content": "[PAD]"}}, r"\[PAD\]"),
         ("tokenizer_config.json", added(end="</s>", new="<new>"), "<new>"),
