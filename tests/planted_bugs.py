@@ -823,8 +823,8 @@ BUGS = (
     Bug(
         "the library normalises the text of a sentencepiece model",
         "ag_jax/data/tokenizer_backends.py",
-        "[self._normalize(text) for text in texts] if self._normalize else list(texts)",
-        "list(texts)",
+        "[self._normalize(text) for text in texts] if self._normalize else texts",
+        "texts",
         "tests/data/test_tokenizers.py",
     ),
     Bug(

@@ -31,13 +31,6 @@ NORMALIZER = normalizers.Sequence(
 )
 
 
-def convert_trained(model: bytes) -> huggingface.Tokenizer:
-    """Convert a sentencepiece model that was trained without normalisation to a tokenizer that applies `NORMALIZER`."""
-    tokenizer = convert(model)
-    tokenizer.normalizer = NORMALIZER
-    return tokenizer
-
-
 def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
     """Convert a sentencepiece model to a tokenizer with the same ids and with its control pieces as special tokens.
 

@@ -12,28 +12,47 @@ import tokenizers as huggingface
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
+from ag_jax.data import fast_tokenizer
+
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's sentencepiece models
 # The setting of tokenizer_config.json with which sentencepiece, not the library, normalises the text of tokenizer.json.
 SENTENCEPIECE_NORMALIZER = "sentencepiece_normalizer"
-_PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
+# é and 漢: letters whose number of bytes normalisers change make the library look at every added token.
+_PROBE = "Aé 漢 1."
 # Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
-class HuggingFace:
+class _Library:
+    """What adapters have in common; an adapter overrides what its tokenizer states or does in another way."""
+
+    may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
+    special_tokens: Mapping[str, str] = {}  # special tokens by role, as far as the tokenizer itself states them
+    pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
+    languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
+    is_normalized_by_sentencepiece = False
+
+    def treat_as_text(self, names: Collection[str]) -> None:
+        """Let the encoder treat the special tokens `names` as plain text; here, it does so already."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, encoded on all cores."""
+        raise NotImplementedError
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each target text of a translation, which is encoded like any other text."""
+        return self.encode_batch(texts)
+
+
+class HuggingFace(_Library):
     """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`.
 
     tokenizer: the library's tokenizer.
     by_sentencepiece: whether sentencepiece normalises texts, in place of the library's normaliser `Precompiled`. Set it
         for tokenizers converted from sentencepiece: `Precompiled` treats letters with combining marks differently.
     """
-
-    may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
-    special_tokens: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
-    pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
-    languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
     def __init__(self, tokenizer: huggingface.Tokenizer, by_sentencepiece: bool = False):
         tokenizer.no_padding()
@@ -46,6 +65,7 @@ class HuggingFace:
         self._rules = _rules(tokenizer) if by_sentencepiece else b""
         self._normalize: _Normalizer | None = None
         self.is_normalized_by_sentencepiece = bool(self._rules)
+        self._encode: fast_tokenizer.Encode = self._encode_exactly
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.special_tokens = self._delimiters()
         unknown = getattr(tokenizer.model, "unk_token", None)
@@ -80,13 +100,20 @@ class HuggingFace:
         return {"begin": begin, "end": end}
 
     def treat_as_text(self, names: Collection[str]) -> None:
-        """Let the encoder treat the special tokens `names` as plain text, and other added tokens as tokens."""
+        """Let the encoder treat the special tokens `names` as plain text, and other added tokens as tokens.
+
+        From now on, gigatoken encodes texts if it can: byte-level BPE without other added tokens.
+        """
         added = self._tokenizer.get_added_tokens_decoder().values()
+        values = json.loads(self._tokenizer.to_str())
+        is_byte_bpe = self._is_byte_level and isinstance(self._tokenizer.model, huggingface.models.BPE)
+        has_others = any(token.content not in names for token in added)
+        if is_byte_bpe and not has_others and (fast := fast_tokenizer.gigatoken_encoder(values)):
+            self._encode = fast_tokenizer.CheckedEncoder(fast, self._encode_exactly)
         is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
         is_right = all(token.special == (token.content in names) for token in added)
         if is_right and not is_unigram and not self._rules:
             return
-        values = json.loads(self._tokenizer.to_str())
         for token in values["added_tokens"]:
             token["special"] = token["content"] in names
         if is_unigram:
@@ -107,13 +134,12 @@ class HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
-        normalized = [self._normalize(text) for text in texts] if self._normalize else list(texts)
-        encodings = self._encoder.encode_batch_fast(normalized, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return self._encode([self._normalize(text) for text in texts] if self._normalize else texts)
 
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each target text of a translation, which is encoded like any other text."""
-        return self.encode_batch(texts)
+    def _encode_exactly(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each normalised text, from the library `tokenizers`."""
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -224,13 +250,8 @@ def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int
     return extended
 
 
-class SentencePiece:
+class SentencePiece(_Library):
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
-
-    may_lack: tuple[str, ...] = ()
-    special_tokens: Mapping[str, str] = {}
-    pair_separators: int | None = None
-    languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(self, model: bytes):
         self._processor = sentencepiece_processor(model)
@@ -253,10 +274,6 @@ class SentencePiece:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each target text of a translation, which is encoded like any other text."""
-        return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
@@ -281,7 +298,7 @@ class SentencePiece:
         return {"spiece.model": self._model}
 
 
-class SentencePiecePair:
+class SentencePiecePair(_Library):
     """Adapter of two sentencepiece models, one for each language of a translation, that share a vocabulary (Marian).
 
     Pieces get their ids by name, from the vocabulary; a piece that it lacks becomes <unk>. Texts may begin with the
@@ -295,9 +312,7 @@ class SentencePiecePair:
 
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
-    is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
-    special_tokens: Mapping[str, str] = {}
-    pair_separators: int | None = None
+    special_tokens: Mapping[str, str] = {"unknown": "<unk>"}  # whatever the files beside the models name
 
     def __init__(
         self,

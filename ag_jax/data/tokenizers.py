@@ -15,16 +15,14 @@ import io
 import itertools
 import json
 import os
-import pathlib
-import re
-import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import sentencepiece
 import tokenizers as huggingface
 from etils import epath
 
-from ag_jax.data import sentencepiece_models, vocabularies
+from ag_jax.data import sentencepiece_models, tokenizer_settings
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import (
@@ -32,12 +30,16 @@ from ag_jax.data.tokenizer_backends import (
     ROBERTA_SPECIALS,
     SENTENCEPIECE_NORMALIZER,
     SOURCE_MODEL,
+    TARGET_MODEL,
     HuggingFace,
     SentencePiece,
     SentencePiecePair,
     byte_bpe,
+    sentencepiece_processor,
     wordpiece,
 )
+from ag_jax.data.tokenizer_settings import ADDED, SETTINGS, Files, reading_tokenizer
+from ag_jax.distributed import storage
 
 Backend = HuggingFace | SentencePiece | SentencePiecePair
 
@@ -50,16 +52,9 @@ _ROLES = {
     "unknown": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-# The settings of transformers that name the token of a role. A `bos_token` only counts without `cls_token`.
-_SETTINGS = {
-    "begin": ("cls_token", "bos_token"),
-    "pad": ("pad_token",),
-    "end": ("sep_token", "eos_token"),
-    "unknown": ("unk_token",),
-    "mask": ("mask_token",),
-}
-_FILES = ("tokenizer.json", vocabularies.MODEL, *vocabularies.FILES)
 CHECKSUM = "checksum.json"  # saved by `Tokenizer.save` beside the file of the tokenizer
+_OLDER = ("vocab.json", "merges.txt", "vocab.txt")  # files of tokenizers that become a tokenizer.json at import
+_SENTENCEPIECE = ("DebertaV2Tokenizer",)  # whose token ids are those of the sentencepiece model
 # sentencepiece holds its training text in memory and silently skips longer lines.
 SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
@@ -98,7 +93,7 @@ class SpecialTokens:
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens; made by `train`, `load` or `of_library` (from one of Hugging Face).
+    """A tokenizer with its special tokens; made by `train`, `load`, or from the adapter of a library's tokenizer.
 
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.
@@ -113,13 +108,12 @@ class Tokenizer:
         self.vocabulary_size: int = backend.vocabulary_size
         names = _special_names(backend, origin, named or {})
         # Names that the tokenizer alone would not give are saved with it.
-        self._named = {_SETTINGS[role][0]: name for role, name in names.items() if name != _default(backend, role)}
+        self._named = {
+            tokenizer_settings.ROLES[role][0]: name for role, name in names.items() if name != _default(backend, role)
+        }
         self.specials: SpecialTokens = _find_specials(backend, origin, names)
-        if not isinstance(backend, SentencePiecePair):
-            backend.treat_as_text(set(names.values()))
-        self.lacks: tuple[str, ...] = tuple(
-            role for role in backend.may_lack if not any(backend.id(name) is not None for name in _ROLES[role])
-        )
+        backend.treat_as_text(set(names.values()))
+        self.lacks: tuple[str, ...] = tuple(role for role in backend.may_lack if role not in names)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -193,8 +187,9 @@ class Tokenizer:
         files = self.files()
         (folder / CHECKSUM).unlink(missing_ok=True)  # a crash must not leave it beside another tokenizer's file
         for name, content in files.items():
-            _write_whole(folder / name, content)
-        _write_whole(folder / CHECKSUM, _checksums(files))
+            storage.write_whole(folder / name, content)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        storage.write_whole(folder / CHECKSUM, json.dumps({"files": hashes}) + "\n")
 
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer's files as {name: content}.
@@ -205,7 +200,8 @@ class Tokenizer:
         """
         files = self._backend.files()
         settings = {**self._named, **(self.settings if "tokenizer.json" in files else {})}
-        return files | ({vocabularies.SETTINGS: json.dumps(settings).encode()} if settings else {})
+        settings = json.loads(files.get(SETTINGS, b"{}")) | settings
+        return files | ({SETTINGS: json.dumps(settings).encode()} if settings else {})
 
     @property
     def settings(self) -> Mapping[str, bool]:
@@ -237,20 +233,6 @@ class Tokenizer:
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def of_library(
-    tokenizer: huggingface.Tokenizer,
-    origin: str,
-    named: Mapping[str, str] | None = None,
-    by_sentencepiece: bool = False,
-) -> Tokenizer:
-    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`.
-
-    origin, named: see `Tokenizer`.
-    by_sentencepiece: see `HuggingFace`.
-    """
-    return Tokenizer(HuggingFace(tokenizer, by_sentencepiece), origin, named)
-
-
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Train a tokenizer on texts; the same texts give the same tokenizer.
 
@@ -272,14 +254,12 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def load(path: str | os.PathLike) -> Tokenizer:
     """Load the tokenizer of a directory or file.
 
-    The file is a tokenizer.json, vocab.json with merges.txt, vocab.txt, or a sentencepiece model. A directory may also
-    have Marian's source.spm with target.spm and vocab.json, which come before all others. vocab.json with merges.txt is
-    RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's WordPiece, by
-    default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a vocabulary are
-    applied, or rejected with an error if they are not supported. Special tokens are those that tokenizer_config.json
-    and special_tokens_map.json name, or that the post-processor of a tokenizer.json adds; else they are found by their
-    usual names. Of a directory that `Tokenizer.save` wrote, the files that it wrote are compared with their checksums,
-    and no other file beside them is read.
+    The file is a tokenizer.json or a sentencepiece model. A directory may also have Marian's source.spm with target.spm
+    and vocab.json, which come before all others. Settings in tokenizer_config.json and added tokens beside the file are
+    compared with it, or rejected with an error if they are not supported. Special tokens are those that
+    tokenizer_config.json and special_tokens_map.json name, or that the post-processor of a tokenizer.json adds; else
+    they are found by their usual names. Of a directory that `Tokenizer.save` wrote, the files that it wrote are
+    compared with their checksums, and no other file beside them is read.
 
     Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
     token is missing, if the files contradict each other, or if the checksum differs.
@@ -287,32 +267,35 @@ def load(path: str | os.PathLike) -> Tokenizer:
     place = epath.Path(path)
     if not place.exists():
         raise FileNotFoundError(f"no tokenizer at {place}: expected a directory or a file")
-    saved = _check_checksum(place) if place.is_dir() else ()
-    if "://" not in str(place):
-        return _load(pathlib.Path(place), str(place), saved)
-    with tempfile.TemporaryDirectory() as temporary:  # the libraries read only local files
-        local = pathlib.Path(temporary)
-        for file in (place if place.is_dir() else place.parent).iterdir():
-            if file.name in _FILES or file.name.endswith(".model") or file.name == place.name:
-                (local / file.name).write_bytes(file.read_bytes())
-        return _load(local if place.is_dir() else local / place.name, str(place), saved)
+    if not place.is_dir():
+        files, names = tokenizer_settings.files_of(place.parent), [place.name]
+    else:
+        files = _saved_files(place) or tokenizer_settings.files_of(place)
+        # A tokenizer.json beside source.spm knows only one of Marian's two models.
+        order = (SOURCE_MODEL, "tokenizer.json", *_OLDER)
+        names = sorted(files, key=lambda name: (order.index(name) if name in order else len(order), name))
+    for name in names:
+        if name in _OLDER:
+            raise ValueError(
+                f"expected a tokenizer.json or a sentencepiece model, got {files[name]}, a vocabulary that only "
+                "`ag-jax import` reads: import its model and take tokenizer/ of the run, or "
+                f"{tokenizer_settings.TO_TOKENIZER_JSON}"
+            )
+        if name in (SOURCE_MODEL, "tokenizer.json") or name.endswith(".model"):
+            return _load(name, files)
+    raise ValueError(
+        f"{place} holds no tokenizer: expected tokenizer.json or a *.model file of sentencepiece, got "
+        f"{', '.join(names[:8]) or 'an empty directory'}."
+    )
 
 
-def _checksums(files: dict[str, bytes]) -> bytes:
-    """Return the content of `checksum.json` for the files of a tokenizer."""
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    return (json.dumps({"files": hashes}) + "\n").encode()
-
-
-def _check_checksum(directory: epath.Path) -> tuple[str, ...]:
-    """Check the files of a saved tokenizer and return their names; () if it has no `checksum.json`.
+def _saved_files(directory: epath.Path) -> dict[str, epath.Path]:
+    """Check the files of a saved tokenizer and return them by their names; {} if it has no `checksum.json`.
 
     Raises ValueError if a file does not match its SHA-256 in `checksum.json`, and FileNotFoundError if it is missing.
     """
     path = directory / CHECKSUM
-    if not path.exists():
-        return ()
-    hashes = read_json(path, fields={"files": dict})["files"]
+    hashes = read_json(path, fields={"files": dict})["files"] if path.exists() else {}
     for name, expected in hashes.items():
         file = directory / name
         if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
@@ -320,62 +303,60 @@ def _check_checksum(directory: epath.Path) -> tuple[str, ...]:
                 f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} "
                 "if you changed the tokenizer on purpose"
             )
-    return tuple(hashes)
+    return {name: directory / name for name in hashes}
 
 
-def _write_whole(path: epath.Path, content: bytes) -> None:
-    """Write a file completely or, after a crash, not at all."""
-    if "://" in str(path):  # an object store shows a file only when it is complete
-        path.write_bytes(content)
-        return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+def _load(name: str, files: Files) -> Tokenizer:
+    """Load the tokenizer in the file `name`; the other files may have settings for it."""
+    file = files[name]
+    content = file.read_bytes()
+    if name == "tokenizer.json":
+        by_sentencepiece = tokenizer_settings.settings_of(files).get(SENTENCEPIECE_NORMALIZER, False)
+        with reading_tokenizer(file):
+            library = huggingface.Tokenizer.from_str(content.decode("utf-8-sig"))
+            backend: Backend = HuggingFace(library, by_sentencepiece)
+        tokenizer_settings.check_processing(library, files)
+    elif name == SOURCE_MODEL:
+        backend = _load_marian(files)
+    else:
+        only: dict[str, Any] = {"do_lower_case": False, "split_by_punct": False, "sp_model_kwargs": {}}
+        tokenizer_settings.supported_settings(name, files, _SENTENCEPIECE, only)
+        with reading_tokenizer(file):
+            backend = SentencePiece(content)
+    tokenizer_settings.check_added(files, name, backend.id)
+    return Tokenizer(backend, str(file), tokenizer_settings.special_names(files))
 
 
-def _load(path: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
-    """Load a tokenizer from a local file or directory; only files named in `saved` are read, or all if it is empty.
+def _load_marian(files: Files) -> SentencePiecePair:
+    """Load the tokenizer of a Marian model: source.spm, target.spm and the vocab.json that both share.
 
-    Of several tokenizer files in a directory, the first in the order of `_names` is read.
-
-    path: local path of the file or directory.
-    origin: name of that path in error messages.
-    saved: names of the files in the directory that may be read; all of them if empty.
-
-    Raises ValueError if there is no tokenizer.
+    Raises FileNotFoundError if one is missing, and ValueError for unreadable files and unsupported settings.
     """
-    directory, names = (path, _names(path)) if path.is_dir() else (path.parent, [path.name])
-    names = [name for name in names if not saved or name in saved]
-    # Files that `Tokenizer.save` wrote agree with each other; those of another program are compared.
-    is_original = not saved
-    has_settings = is_original or vocabularies.SETTINGS in saved
-    named = vocabularies.special_names(directory) if has_settings else {}
-    for name in names:
-        if name == "tokenizer.json":
-            library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
-            if is_original:
-                vocabularies.check_agreement(library, directory)
-            normalizes = has_settings and vocabularies.is_normalized_by_sentencepiece(directory)
-            backend = vocabularies.read(directory / name, lambda _, args=(library, normalizes): HuggingFace(*args))
-        elif name == SOURCE_MODEL:
-            backend, named = vocabularies.load_marian(directory), {}
-        elif name in ("vocab.json", "merges.txt"):
-            backend = vocabularies.load_byte_bpe(directory)
-        elif name == "vocab.txt":
-            backend = vocabularies.load_wordpiece(directory / name)
-            usual = {key: token for key, token in vocabularies.BERT_NAMES.items() if backend.id(token) is not None}
-            named = usual | named
-        elif name.endswith(".model"):
-            backend = vocabularies.read(directory / name, lambda file: SentencePiece(pathlib.Path(file).read_bytes()))
-            if is_original:
-                vocabularies.check_sentencepiece(directory / name)
-        else:
-            continue
-        return Tokenizer(backend, origin=f"{origin}/{name}" if path.is_dir() else origin, named=named)
-    raise ValueError(
-        f"{origin} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
-        f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
+    source, target, vocabulary = (
+        files[SOURCE_MODEL].parent / name for name in (SOURCE_MODEL, TARGET_MODEL, "vocab.json")
     )
+    only = {"separate_vocabs": False, "sp_model_kwargs": {}}
+    remedy = "take a model whose languages share a vocabulary"
+    settings = tokenizer_settings.supported_settings(SOURCE_MODEL, files, ("MarianTokenizer",), only, remedy)
+    ids = read_json(vocabulary)
+    if wrong := [token for token, id in ids.items() if type(id) is not int or id < 0]:
+        raise ValueError(
+            f"{vocabulary}: expected an id of at least 0 for each token, got {ids[wrong[0]]!r} for {wrong[0]!r}; copy "
+            "the file anew from the original tokenizer"
+        )
+    # transformers cuts texts at added tokens before sentencepiece sees them.
+    added = {token.content for _, token, _ in tokenizer_settings.added_tokens(files)} - {*ROBERTA_SPECIALS}
+    if cut := sorted(token for token in added if not (token.startswith(">>") and token.endswith("<<"))):
+        raise ValueError(
+            f"{SETTINGS} or {ADDED} beside {vocabulary} adds tokens that are neither special nor the code of a "
+            f"language, which is not supported: {', '.join(cut)}; take a model without added tokens"
+        )
+    contents = source.read_bytes(), target.read_bytes()
+    for file, content in zip((source, target), contents, strict=True):
+        with reading_tokenizer(file):
+            sentencepiece_processor(content)
+    with reading_tokenizer(vocabulary):
+        return SentencePiecePair(*contents, ids, (settings.get("source_lang"), settings.get("target_lang")))
 
 
 def _default(backend: Backend, role: str) -> str | None:
@@ -391,22 +372,18 @@ def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> d
 
     Raises ValueError if `named` and the tokenizer contradict each other, and if the vocabulary lacks a token.
     """
-    files = f"{vocabularies.SETTINGS} or {vocabularies.SPECIALS}"
+    files = f"{SETTINGS} or {tokenizer_settings.SPECIALS}"
     names: dict[str, str] = {}
-    for role, settings in _SETTINGS.items():
+    for role, settings in tokenizer_settings.ROLES.items():
         token = backend.special_tokens.get(role)
         key = next((key for key in settings if key in named and (key == settings[0] or token is None)), None)
         if key is None:
             continue
-        if token not in (None, named[key]):
+        if token not in (None, named[key]) or backend.id(named[key]) is None:
             raise ValueError(
-                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself has {token!r} "
-                f"as its {role} token: copy all files anew from the original tokenizer"
-            )
-        if backend.id(named[key]) is None:
-            raise ValueError(
-                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, which its vocabulary lacks: copy all "
-                "files anew from the original tokenizer"
+                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself "
+                f"{f'has {token!r} as its {role} token' if token else 'lacks it'}: copy all files anew from the "
+                "original tokenizer"
             )
         names[role] = named[key]
     # Only with both tokens does a tokenizer have Gemma's usual names; with one, the other was lost.
@@ -439,7 +416,7 @@ def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> S
             raise ValueError(
                 f"the tokenizer {origin} has {name!r} as its {other} and its {role} token: expected five different "
                 "tokens; add one of them to the vocabulary (and a row to the model's embeddings), and name it in "
-                f"{vocabularies.SETTINGS}"
+                f"{SETTINGS}"
             )
     ids: dict[str, int] = {role: backend.id(names.get(role, names["pad"])) for role in _ROLES}  # type: ignore[misc]
     separators = backend.pair_separators or (2 if ids["begin"] == backend.id("<s>") else 1)
@@ -476,7 +453,10 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
     )
     learner.train_from_iterator(texts, trainer)
     if (smallest := learner.get_vocab_size()) > config.vocabulary_size:
-        raise ValueError(_too_small(smallest, config.vocabulary_size, "WordPiece"))
+        raise ValueError(
+            f"the characters of the source text need a WordPiece vocabulary of at least {smallest} pieces, got "
+            f"tokenizer.vocabulary_size={config.vocabulary_size}; raise it"
+        )
     # Rebuilt from the vocabulary, so that only the five special tokens are special, not the inner pieces.
     model = huggingface.models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
     tokenizer = wordpiece(model, lowercase=config.lowercase)
@@ -517,40 +497,10 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Huggi
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_size_error(config.vocabulary_size, str(error))) from error
-    return HuggingFace(sentencepiece_models.convert_trained(model.getvalue()))
-
-
-def _size_error(size: int, message: str) -> str:
-    """Return an error message for an impossible vocabulary size, with the limit that sentencepiece reports, if any.
-
-    size: the impossible vocabulary size.
-    message: error message of sentencepiece.
-    """
-    if largest := re.search(r"value <= (\d+)", message):
-        return (
-            f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
-            f"tokenizer.vocabulary_size={size}; lower it or give more text."
-        )
-    if smallest := re.search(r"\d+ vs (\d+)", message):
-        return _too_small(smallest[1], size, "sentencepiece")
-    return f"sentencepiece could not train a vocabulary of {size} pieces: {message}"
-
-
-def _too_small(smallest: int | str, size: int, kind: str) -> str:
-    """Return the error message for a vocabulary size below the smallest possible one."""
-    return (
-        f"the characters of the source text need a {kind} vocabulary of at least {smallest} pieces, got "
-        f"tokenizer.vocabulary_size={size}; raise it."
-    )
-
-
-def _names(directory: pathlib.Path) -> list[str]:
-    """Return a directory's file names in the order of preference for loading a tokenizer.
-
-    First come source.spm, tokenizer.json, vocab.json and vocab.txt, in this order, then all other files by name.
-    """
-    # A tokenizer.json beside source.spm knows only one of Marian's two models.
-    order = (SOURCE_MODEL, "tokenizer.json", "vocab.json", "vocab.txt")
-    names = sorted(file.name for file in directory.iterdir())
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+        raise ValueError(
+            "expected a vocabulary of a size that the source text supports, got tokenizer.vocabulary_size="
+            f"{config.vocabulary_size}: {str(error).rpartition('] ')[2]}"
+        ) from error
+    tokenizer = sentencepiece_models.convert(model.getvalue())
+    tokenizer.normalizer = normalizer
+    return HuggingFace(tokenizer)

@@ -2,23 +2,34 @@
 
 import json
 import pathlib
-from typing import Any
 
 import tokenizers as huggingface
 from tokenizers import AddedToken, processors
 
-from ag_jax.data import sentencepiece_models, tokenizers, vocabularies
+from ag_jax.data import sentencepiece_models, tokenizer_settings, tokenizers
+from ag_jax.data.tokenizer_backends import SOURCE_MODEL, TARGET_MODEL
+from ag_jax.data.tokenizer_settings import ADDED, MODEL, SETTINGS, SPECIALS, reading_tokenizer
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import vocabularies
 from ag_jax.interop.families import Family
 from ag_jax.models.config import EncoderConfig
 
-NAMES = ("tokenizer.json", *vocabularies.FILES, "*.model")
-_FAIRSEQ = ("camembert",)  # families whose sentencepiece ids are fairseq's
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
+NAMES = (*_VOCABULARIES, "merges.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED, SPECIALS, "*.model")
+# Classes that set the template of pairs themselves, whatever tokenizer.json says: with type 1 for the second text, and
+# return types by default; or with type 0 for both texts.
+_TYPED = ("BertTokenizer", "ElectraTokenizer", "ConvBertTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
+_UNTYPED = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer", "DebertaTokenizer")
+# By `model_type`, the class of a tokenizer whose files name none.
 _CLASSES = {
-    "camembert": ("CamembertTokenizer",),
-    "deberta-v2": ("DebertaV2Tokenizer",),
-}  # of their sentencepiece models
-_MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentencepiece models may lack
+    "bert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
 
 
 def read(directory: pathlib.Path, family: Family) -> Tokenizer:
@@ -28,33 +39,54 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
 
     Raises ValueError or FileNotFoundError if there is none that can be read.
     """
-    return _read(directory, family).with_second_type(vocabularies.second_type(directory))
+    tokenizer = vocabularies.convert(tokenizer_settings.files_of(directory), family) or tokenizers.load(directory)
+    return tokenizer.with_second_type(second_type(directory))
 
 
-def _read(directory: pathlib.Path, family: Family) -> Tokenizer:
-    model = next(iter(sorted(directory.glob("*.model"))), None)
-    others = [directory / name for name in ("tokenizer.json", "vocab.json", "vocab.txt")]
-    if model is None or any(file.exists() for file in others):
-        return tokenizers.load(directory)
-    kind = family.model_type
-    vocabularies.settings_beside(model, _CLASSES.get(kind, ()), {"do_lower_case": False, "split_by_punct": False})
-    options: dict[str, Any] = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
-    converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
-    vocabularies.add_tokens(converted, directory)
-    specials = vocabularies.special_names(directory)
-    return vocabularies.read(
-        model, lambda _: tokenizers.of_library(converted, str(model), specials, by_sentencepiece=True)
-    )
+def second_type(directory: pathlib.Path) -> int:
+    """Return the token type of the second text of a pair, as `AutoTokenizer` of transformers would give it to a model.
+
+    This is 0 if the tokenizer does not return token types: `model_input_names` in tokenizer_config.json decides, else
+    the tokenizer's class. If it does, the type is that of the class, else that of the template in tokenizer.json.
+
+    directory: with the files of the tokenizer and the model's config.json.
+
+    Raises ValueError for a template with types that no class gives.
+    """
+    files = tokenizer_settings.files_of(directory)
+    settings, model = tokenizer_settings.settings_of(files), tokenizer_settings.json_object(files, MODEL)
+    of_files = zip(_VOCABULARIES, ("", "RobertaTokenizer", "BertTokenizer"), strict=True)
+    usual = next((kind for name, kind in of_files if name in files), "")
+    usual = usual or _CLASSES.get(str(model.get("model_type")), "")
+    kind = str(settings.get("tokenizer_class") or model.get("tokenizer_class") or usual).removesuffix("Fast")
+    if model.get("model_type") == "modernbert":  # transformers ignores the class that its files name
+        kind = ""
+    outputs = settings.get("model_input_names", ["token_type_ids"] if kind in _TYPED else [])
+    file = directory / "tokenizer.json"
+    if kind in _TYPED or kind in _UNTYPED or "token_type_ids" not in outputs or not file.exists():
+        return int(kind in _TYPED and "token_type_ids" in outputs)
+    with reading_tokenizer(file):
+        library = huggingface.Tokenizer.from_str(file.read_text("utf-8-sig"))
+    library.no_padding()
+    encoding = library.encode("a", "b")
+    if 1 not in encoding.sequence_ids:
+        return 0
+    begin, types = encoding.sequence_ids.index(1), encoding.type_ids
+    if types != [0] * begin + [types[-1]] * (len(types) - begin) or types[-1] > 1:
+        raise ValueError(
+            f"{file}: expected a template with token type 0 for the first text of a pair, and 0 or 1 for the second "
+            f"and its end, got {types} for two words: correct its post_processor"
+        )
+    return types[-1]
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
     """Raise ValueError if the tokenizer has more tokens than the model's word embedding has rows, `rows`."""
     if tokenizer.vocabulary_size > rows:
-        files = ", ".join(vocabularies.present(directory))
         raise ValueError(
-            f"the tokenizer of {directory} ({files}) has {tokenizer.vocabulary_size} tokens, but the embedding {rows} "
-            f"rows (vocab_size in config.json): tokens from {rows} on would have no vector. Take the tokenizer that "
-            "the model was trained with, or resize the embedding"
+            f"the tokenizer of {directory} has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows "
+            f"(vocab_size in config.json), so tokens from {rows} on would have no vector: take the tokenizer that the "
+            "model was trained with, or resize the embedding"
         )
 
 

@@ -172,8 +172,8 @@ def roberta_table_9(config: Config, size: str = "base") -> None:
     """Set a config to the pre-training of RoBERTa, `base` or `large` (Liu et al. 2019, table 9).
 
     FULL-SENTENCES, 8k rows a step, no clipping. Each row has a fixed number of masks, as in fairseq.
-    RoBERTa's tokenizer is GPT-2's byte-level BPE: set `data.tokenizer.path` to a directory with its vocab.json and
-    merges.txt; otherwise a byte-level BPE with a vocabulary of 50,265 is trained.
+    RoBERTa's tokenizer is GPT-2's byte-level BPE: set `data.tokenizer.path` to a directory with its
+    tokenizer.json; otherwise a byte-level BPE with a vocabulary of 50,265 is trained.
     """
     learning_rate, warmup_steps = _TABLE_9[size]
     config.data.update(format="full_sentences", sequence_length=512)

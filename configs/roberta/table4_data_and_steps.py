@@ -25,10 +25,10 @@ scale=paper has not been run with this program yet.
 
 Deviations: the paper's copies of the corpora are not public. The corpora are joined without weights, and their
 sequences are shuffled, so each is seen in proportion to its size. Without --config.data.tokenizer.path=FOLDER, which
-has GPT-2's vocab.json and merges.txt, a byte-level BPE of 50,265 tokens is trained. 1 % of the text is held out. At
-scale=small, `100k` reads State of the Union messages alone, the other arms also the novels, and the steps are 600, 600,
-1,800 and 3,000. Losses are not comparable between arms whose text differs, because each arm is evaluated on held-out
-parts of its own text; compare them downstream.
+has RoBERTa's tokenizer.json, a byte-level BPE of 50,265 tokens is trained. 1 % of the text is held out. At scale=small,
+`100k` reads State of the Union messages alone, the other arms also the novels, and the steps are 600, 600, 1,800 and
+3,000. Losses are not comparable between arms whose text differs, because each arm is evaluated on held-out parts of its
+own text; compare them downstream.
 """
 
 from ag_jax.pretraining import config as pretraining_config

@@ -20,9 +20,9 @@ Expected: perplexities are not in the paper. The base model reaches 87.6 on MNLI
 published result. scale=paper has not been run with this program yet.
 
 Deviations: the paper's copies of the five corpora are not public; `cc_news`, `openwebtext` and `stories` were collected
-again by others. Without --config.data.tokenizer.path=FOLDER, which has GPT-2's vocab.json and merges.txt, a byte-level
-BPE of 50,265 tokens is trained. 1 % of the text is held out. The arm `ag` has half of the heads guided with alpha_0 =
-10 (table 11 of Deshpande & Narasimhan 2020), held for 20,000 steps as in their released code, and otherwise the same
+again by others. Without --config.data.tokenizer.path=FOLDER, which has RoBERTa's tokenizer.json, a byte-level BPE of
+50,265 tokens is trained. 1 % of the text is held out. The arm `ag` has half of the heads guided with alpha_0 = 10
+(table 11 of Deshpande & Narasimhan 2020), held for 20,000 steps as in their released code, and otherwise the same
 settings. Both compute in bfloat16.
 """
 

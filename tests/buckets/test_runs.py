@@ -126,10 +126,10 @@ def test_tokenizers_come_back(bucket, tmp_path):
     with pytest.raises(FileNotFoundError, match="gs://bucket/other"):
         tokenizers.load("gs://bucket/other")
     folder = epath.Path("gs://bucket/layout")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    (folder / "tokenizer.json").write_bytes(trained[2].file()[1])
     tokenizers.load(folder)
-    (folder / "config.json").write_text('{"tokenizer_class": "LayoutLMTokenizer"}')  # another way to split words
-    with pytest.raises(ValueError, match="tokenizer_class"):
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "[NEW]"}')
+    with pytest.raises(ValueError, match="mask_token"):
         tokenizers.load(folder)
 
 

@@ -142,7 +142,7 @@ REFUSED = [
     ("bert", {"tokenizer.json": "[" * 3000 + "]" * 3000}, ["tokenizer.json"]),
     ("bert", {BESIDE: {"do_lower_case": 5}}, [BESIDE, "do_lower_case"]),
     ("bert", {ADDED: {"x": 39, "y": "z"}}, [ADDED, "'z'"]),
-    ("bert", {ADDED: {"\u200b": 39}}, [ADDED]),
+    ("bert", {ADDED: {"\u200b": 39}}, ["vocab.txt"]),
     ("bert", {ADDED: {"unionized": 41}}, ["'unionized'", "41", "39"]),
     ("bert", {"vocab.txt": lambda file: file.write_text(f"{file.read_text()}another\nand\n")}, ["41", "39 rows"]),
     ("roberta", {CONFIG: {"pad_token_id": 2}}, ["pad_token_id + 1 = 3", "is 1"]),

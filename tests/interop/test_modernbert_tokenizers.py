@@ -100,12 +100,12 @@ def test_rows_of_a_padded_vocabulary_are_never_drawn(made):
     assert drawn == set(range(ours.vocabulary_size)) - set(ours.special_ids)
 
 
-@pytest.mark.parametrize(("lost", "named"), [("<bos>", "<bos>"), ("<eos>", "<eos>"), ("<mask>", "mask token")])
-def test_a_missing_special_token_is_named(lost, named, tmp_path):
+@pytest.mark.parametrize("lost", ["<bos>", "<eos>"])
+def test_a_missing_special_token_is_named(lost, tmp_path):
     """HTML's <s> is not taken in the place of <bos>, by a tokenizer without a template that says what is."""
     library = modernbert_tokenizers.mmbert()
     library.post_processor = huggingface.processors.ByteLevel()
     text = library.to_str().replace(lost, "<other>")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=lost):
         tokenizer_files.read(tmp_path, MODERNBERT)

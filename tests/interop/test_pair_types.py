@@ -1,15 +1,16 @@
 """The second text of a pair has the token type that the imported model's tokenizer gives it in transformers."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import tokenizers as huggingface
 from tokenizers import models, pre_tokenizers, processors
 
-from ag_jax.data import pipeline, vocabularies
+from ag_jax.data import pipeline
 from ag_jax.data.tasks.rows import RowSettings
-from ag_jax.interop import finetuned, importing, opening
+from ag_jax.interop import finetuned, importing, opening, tokenizer_files
 from ag_jax.interop.finetuned import Head
 from ag_jax.pretraining import corpus
 from tests.interop.copies import change, continuing, exported, imported, start, tune, with_tensors
@@ -65,16 +66,16 @@ def make(directory, model_type, name, inputs, template):
 @pytest.mark.parametrize(("model_type", "name", "inputs", "template", "second"), CASES)
 def test_the_files_decide(model_type, name, inputs, template, second, tmp_path):
     make(tmp_path, model_type, name, inputs, template)
-    assert vocabularies.second_type(tmp_path) == second
+    assert tokenizer_files.second_type(tmp_path) == second
 
 
 def test_templates_that_no_class_has(tmp_path):
     make(tmp_path, "bert", "TokenizersBackend", TYPES, "[CLS] $A [SEP] $B:1 [SEP]:0")
     with pytest.raises(ValueError, match=r"tokenizer\.json.*\[0, 0, 0, 1, 0\]"):
-        vocabularies.second_type(tmp_path)
+        tokenizer_files.second_type(tmp_path)
     make(tmp_path, "bert", None, "input_ids", BERT)
     with pytest.raises(ValueError, match="model_input_names"):
-        vocabularies.second_type(tmp_path)
+        tokenizer_files.second_type(tmp_path)
 
 
 def second_types(opened):
@@ -89,8 +90,8 @@ def test_the_type_follows_the_weights(inputs, second, text, tmp_path, one_device
     change(directory, "tokenizer_config.json", model_input_names=inputs)
     imported(directory, tmp_path / "imported")
     # The weights carry the type, although the tokenizer is read without the settings beside it.
-    (tmp_path / "vocab.txt").write_text((directory / "vocab.txt").read_text())
-    settings = continuing(tmp_path / "imported", text, **{"data.tokenizer.path": str(tmp_path / "vocab.txt")})
+    alone = shutil.copy(tmp_path / "imported" / "tokenizer" / "tokenizer.json", tmp_path)
+    settings = continuing(tmp_path / "imported", text, **{"data.tokenizer.path": str(alone)})
     workdir = start(settings, tmp_path / "run")
     batch = next(pipeline.validation_batches(corpus.prepare(settings, workdir), settings.data, 4))
     assert batch["token_type_ids"].max() == second
