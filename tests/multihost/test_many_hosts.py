@@ -133,7 +133,8 @@ def test_hosts_that_share_a_bucket(bucket, text, pair, started):
     assert rows == expected_rows
     jax.tree.map(np.testing.assert_array_equal, params, expected_params)
     left = {path.split("/")[1] for path in bucket.buckets["bucket"]}
-    assert left == {path.name for path in pair[0].iterdir()}
+    # Another test may have evaluated the pair.
+    assert left == {path.name for path in pair[0].iterdir()} - {"evaluation.json"}
 
 
 @pytest.mark.exhaustive
