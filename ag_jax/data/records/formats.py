@@ -192,7 +192,8 @@ def json_records(stream: IO[bytes], place: str, field: str) -> Iterator[LocatedR
     filled = _filled_lines(stream, place)
     first_two = list(itertools.islice(filled, 2))
     filled = itertools.chain(first_two, filled)
-    if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines are often published under this name
+    _, first = next(_objects(first_two, place), ("", None))
+    if len(first_two) == 2 and isinstance(first, dict):  # JSON lines are often published under this name
         yield from _objects(filled, place)
         return
     content, size = [], 0
@@ -209,14 +210,6 @@ def json_records(stream: IO[bytes], place: str, field: str) -> Iterator[LocatedR
             if not isinstance(entry, dict):
                 entry = ValueError(f"expected a JSON object, got {type(entry).__name__}")
             yield f"{place}, entry {number}", entry
-
-
-def _is_object(line: str) -> bool:
-    """Return whether a line is a complete JSON object."""
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:

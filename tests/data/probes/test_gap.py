@@ -60,7 +60,6 @@ def test_what_does_not_fit_is_counted(write):
     "content, match",
     [
         (table(row()).replace("A-coref", "A_coref"), "line 2.*A-coref"),
-        (table(row(), row()[:-9]), "line 3"),
         (table(row().replace("\t36\t", "\t37\t")), "line 2.*B='Eve Smith'.* 37"),
         (table(row().replace("\t36\t", "\tx\t")), "line 2.*B='Eve Smith'.* x"),
         (table(row().replace("True", "yes")), "line 2.*TRUE or FALSE"),

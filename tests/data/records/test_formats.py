@@ -46,7 +46,13 @@ CONTENTS = {
 CONTENTS[".tar"] = tar(
     {f"folder/1{ending}": content for ending, content in CONTENTS.items()}
     | {f"2.jsonl{ending}": compress(LINES) for ending, compress in COMPRESSORS.items()}
-    | {"3.parquet.xz": lzma.compress(CONTENTS[".parquet"]), ".4.txt": b"hidden", "5.md": b"no", "empty.txt": b""}
+    | {
+        "3.parquet.xz": lzma.compress(CONTENTS[".parquet"]),
+        ".4.txt": b"hidden",
+        "5.md": b"no",
+        "6.tar": tar({}),
+        "empty.txt": b"",
+    }
 )
 
 
@@ -61,7 +67,7 @@ def test_every_format_with_every_compression(tmp_path, compression, caplog):
         for name in (f"a{ending}{compression}", f"a.b{ending}{compression}".upper()):
             write(tmp_path, {name: COMPRESSORS[compression](content)})
             assert formats.is_known(name) and read(tmp_path / name) == expected, name
-    assert "left out 2 members" in caplog.text
+    assert "left out 3 members" in caplog.text
     short = {".gz": "tgz", ".xz": "txz", ".bz2": "tbz2", ".zst": "tzst"}.get(compression, "tar")
     write(tmp_path, {f"a.{short}": COMPRESSORS[compression](CONTENTS[".tar"]), "a.odd": TEXTS[0]})
     assert read(tmp_path / f"a.{short}") == TEXTS[:1] + 12 * TEXTS
@@ -119,7 +125,7 @@ def test_the_field_is_a_setting(tmp_path):
         "a.json": b'[{"body": "one"}]',
         "b.json": b'{"body": "one"}',
         "c.json": b'{"body": "one"}\n{"body": "two"}',  # JSON lines under another name
-        "a.csv": b"text,body\n,one",
+        "a.csv": b"text,,,body\n,1,2,one",  # columns without a name may be several
         "a.parquet": parquet(text=[1], body=["one"]),
         "long.csv": b"body\n" + b"x " * 100_000,  # the csv module's own limit is 131,072
     }
@@ -197,6 +203,9 @@ def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
     parts = read(tmp_path / "a.txt")
     assert "".join(parts) == text and len(parts) > 5
     assert all(part.endswith("\n") and len(part.encode()) <= 120 for part in parts)
+    write(tmp_path, {"c.txt": text.encode() + b"\xff"})
+    with pytest.raises(ValueError, match=r"c\.txt, line 61.*UTF-8"):
+        read(tmp_path / "c.txt")
     assert "".join(read(tmp_path / "b.txt")) == line and len(read(tmp_path / "b.txt")) == 5
 
 
