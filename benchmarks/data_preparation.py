@@ -1,17 +1,20 @@
-"""Measure `ag-jax prepare` with one and two processes, its steps, its memory, and reading random rows.
+"""Measure the steps of `ag-jax prepare` on one and on two cores, its memory, and reading random rows.
 
     python benchmarks/data_preparation.py --source=FOLDER
 
-Rates are tokens per second of processor time, which other programs slow down less than time by the clock; the two
-steps after tokenising use one core. Processes share the parts of the text, which are made smaller than usual here, so
-that there are enough of them. The tokenizer is trained on the embedded corpus. Rows are read from the page cache, from
-the files of the cache and from array_record. Writes benchmarks/results/data_preparation.json.
+Each preparation is a process of its own, which is bound to its cores and starts as many processes. Rates are tokens a
+second by the clock, so nothing else should run. The parts that this process does alone bound what more cores can do,
+which `alone` says: tokens per second of its own processor time. The tokenizer is trained on the embedded corpus; if the
+extra `fast` is installed, its encoder is used. Rows are read from the page cache, from the files of the cache and from
+array_record. Writes benchmarks/results/data_preparation.json.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,28 +22,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import record
 from array_record.python import array_record_module as array_record
 
+from ag_jax.data import pipeline, tokenizers, tokens
+from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.corpus import SPLITS
-from ag_jax.data.text import assembly, formats, pipeline, store
-from ag_jax.data.text import prepare as text_parts
-from ag_jax.data.text.store import Rows, TextStore
-from ag_jax.distributed import lock
+from ag_jax.data.fast_tokenizer import gigatoken_encoder
+from ag_jax.data.layout import SPLITS
+from ag_jax.data.store import Rows
+from ag_jax.data.text.documents import Documents
+from ag_jax.data.tokens import Text
 
 LENGTH, VOCABULARY, BATCH, BATCHES = 512, 8192, 32, 200
-PART_SIZE = 2**22  # bytes of text in a part, for the measurements with several processes
+FORMATS = ("fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp")
 
 
 @contextmanager
-def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Store the processor time of a `with` block, of all threads, under a name."""
-    started = time.process_time()
+def timed(seconds: dict[str, dict[str, float]], name: str) -> Iterator[None]:
+    """Store the time of a `with` block under a name: by the clock, and of this process's processor alone."""
+    clock, processor = time.perf_counter(), time.process_time()
     yield
-    seconds[name] = time.process_time() - started
+    seconds[name] = {"clock": time.perf_counter() - clock, "alone": time.process_time() - processor}
 
 
 def best(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> float:
@@ -83,97 +89,88 @@ def reading(rows: Rows, folder: pathlib.Path) -> dict[str, dict[str, float]]:
     }
 
 
-def prepare(source: str, cache: str, tokenizer: str) -> None:
-    """Prepare a text, sharing the work with other processes; print tokens, peak memory and times as JSON.
-
-    Linux only. getrusage would include the size of the parent process.
-    """
-    text_parts.PART_SIZE = PART_SIZE
-    config = DataConfig(
-        source=source, cache_dir=cache, sequence_length=LENGTH, tokenizer=TokenizerConfig(path=tokenizer)
-    )
-    clock, processor = time.perf_counter(), time.process_time()
-    corpus = pipeline.prepare(config, claim=lock.Claims())
-    spent = {"seconds": time.perf_counter() - clock, "processor_seconds": time.process_time() - processor}
-    status = pathlib.Path("/proc/self/status").read_text()
-    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
-    tokens = sum(corpus.sources[0][split]["tokens"] for split in SPLITS)
-    print(json.dumps({"tokens": tokens, "peak_MiB": peak, **spent}))
-
-
-def shared(source: str, cache: pathlib.Path, tokenizer: pathlib.Path, processes: int) -> dict[str, float]:
-    """Return the speed and the peak memory of a preparation that some processes share."""
-    child = ["--prepare", "--source", source, "--cache", str(cache), "--tokenizer", str(tokenizer)]
-    started = [
-        subprocess.Popen([sys.executable, __file__, *child], stdout=subprocess.PIPE, text=True)
-        for _ in range(processes)
-    ]
-    printed = [json.loads(one.communicate()[0].splitlines()[-1]) for one in started]
-    return {
-        "processes": processes,
-        "tokens": printed[0]["tokens"],
-        "tokens_per_second": round(printed[0]["tokens"] / max(one["seconds"] for one in printed)),
-        "tokens_per_core_second": round(printed[0]["tokens"] / sum(one["processor_seconds"] for one in printed)),
-        "peak_MiB": max(one["peak_MiB"] for one in printed),
+def prepare(source: str, folder: str, tokenizer: str, cores: int) -> None:
+    """Prepare a text on some cores, and print tokens, rates, digests and peak memory as JSON. Linux only."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    config = DataConfig(source=source, sequence_length=LENGTH, cache_dir=folder)
+    cache, text = Cache.of(config), Text.of(Documents(config, Cache.of(config)), tokenizers.load(tokenizer))
+    seconds: dict[str, dict[str, float]] = {}
+    with timed(seconds, "tokenise"):
+        tokens.tokenise([text], cache, lambda line: None)
+    with timed(seconds, "put together"):
+        stored = cache.build_once(
+            text.tokens_name, lambda made: tokens.write_text(text, cache, made, lambda line: None)
+        )
+    digests = {}
+    for format in FORMATS:
+        layout = Documents(dataclasses.replace(config, format=format), cache)
+        of_format = dataclasses.replace(text, layout=layout)
+        with timed(seconds, format):
+            entry = cache.build_once(
+                of_format.rows_name,
+                lambda made, text=of_format: pipeline._write_rows(text, stored.path, made, lambda line: None),
+            )
+        digests[format] = [entry.digest(split) for split in SPLITS]
+    count = sum(json.loads((stored.path / tokens.FACTS).read_text())["tokens"].values())
+    status = pathlib.Path("/proc/self/status").read_text()  # getrusage would include the size of the parent process
+    figures = {
+        "cores": cores,
+        "tokens": count,
+        "bytes": sum(file.stat().st_size for file in pathlib.Path(source).iterdir()),
+        "tokens_per_second": {name: round(count / spent["clock"]) for name, spent in seconds.items()},
+        "tokens_per_second_alone": {name: round(count / spent["alone"]) for name, spent in seconds.items()},
+        "peak_MiB": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024,
+        "peak_MiB_of_each_other_process": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
     }
+    print(json.dumps({"figures": figures, "digests": digests, "rows": str(cache.local / text.rows_name / "train")}))
+
+
+def measured(source: str, folder: pathlib.Path, tokenizer: pathlib.Path, cores: int) -> dict[str, Any]:
+    """Return what `prepare` prints in a process of its own."""
+    options = {"source": source, "folder": folder / str(cores), "tokenizer": tokenizer, "cores": cores}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    child = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def main() -> None:
     """Measure, print the figures and save them."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--source", required=True, help="folder of text files to prepare")
-    arguments.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
-    for name in ("--cache", "--tokenizer"):
+    arguments.add_argument("--source", required=True, help="folder of files to prepare")
+    for name in ("--folder", "--tokenizer", "--cores"):
         arguments.add_argument(name, help=argparse.SUPPRESS)
     given = arguments.parse_args()
-    if given.prepare:
-        prepare(given.source, given.cache, given.tokenizer)
+    if given.cores:
+        prepare(given.source, given.folder, given.tokenizer, int(given.cores))
         return
-    source, seconds = given.source, dict[str, float]()
-    tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=VOCABULARY)))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        config = DataConfig(source=source, sequence_length=LENGTH)
-        text = text_parts.Source(config, "key", lambda: "key")
-        parts = []
-        with timed(seconds, "tokenise"):
-            for part in text.parts:
-                parts.append(folder / part.name)
-                text_parts.write_part(part, config, tokenizer, parts[-1], lambda size, tokens: None)
-        with timed(seconds, "put together"):
-            assembly.put_together(config, parts, VOCABULARY, folder / "text", lambda line: None)
-        stored = TextStore(folder / "text" / "train")
-        with timed(seconds, "make rows"):
-            made = formats.make_rows(config, stored, tokenizer.specials)
-            store.write_rows(folder / "rows", made, VOCABULARY)
-        tokens = len(stored.tokens)
+        tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=VOCABULARY)))
         tokenizer.save(folder / "tokenizer")
-        (folder / "quarter").mkdir()
-        files = sorted(pathlib.Path(source).resolve().iterdir())
-        for file in files[: len(files) // 4]:
-            (folder / "quarter" / file.name).symlink_to(file)
-        texts = ((str(folder / "quarter"), 1), (source, 1), (source, 2))
+        load = round(os.getloadavg()[0], 1)
+        one, two = (measured(given.source, folder, folder / "tokenizer", cores) for cores in (1, 2))
+        rates = [of["figures"]["tokens_per_second"] for of in (one, two)]
         figures = {
             "conditions": {
-                "text": f"{sum(part.size for part in text.parts):,} bytes, {tokens:,} tokens for training",
                 "tokenizer": f"byte-level BPE of {VOCABULARY}, trained on sotu",
-                "rows": f"full_sentences, L={LENGTH}",
-                "preparing": f"a quarter of the files, then all, in parts of {PART_SIZE // 2**20} MiB",
-                "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-                "load_average_at_start": round(os.getloadavg()[0], 1),
+                "encoder": "gigatoken" if _is_fast(tokenizer) else "tokenizers",
+                "rows": f"L={LENGTH}",
+                "cores": len(os.sched_getaffinity(0)),
+                "load_average_at_start": load,
                 "array_record": version("array_record"),
                 "tokenizers": version("tokenizers"),
             },
-            "bytes_per_token": round(sum(part.size for part in text.parts) / tokens, 2),
-            "tokens_per_core_second": {name: round(tokens / spent) for name, spent in seconds.items()},
-            "preparing": [
-                shared(text, folder / f"cache{number}", folder / "tokenizer", processes)
-                for number, (text, processes) in enumerate(texts)
-            ],
-            "random_batches_of_32_rows": reading(Rows(folder / "rows"), folder),
+            "preparing": [one["figures"], two["figures"]],
+            "two_cores_to_one": {name: round(rates[1][name] / rate, 2) for name, rate in rates[0].items()},
+            "same_bytes": one["digests"] == two["digests"],
+            "random_batches_of_32_rows": reading(Rows(pathlib.Path(one["rows"])), folder),
         }
     print(json.dumps(figures, indent=2))
     record.save("data_preparation", figures)
+
+
+def _is_fast(tokenizer: tokenizers.Tokenizer) -> bool:
+    return gigatoken_encoder(json.loads(tokenizer.files()["tokenizer.json"])) is not None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 CHECKED_CHARACTERS = 2**20  # of the first texts, whose ids are compared
+SAMPLED = 256  # one of so many later texts is compared, too
 
 
 def gigatoken_encoder(values: dict[str, Any]) -> Encode | None:
@@ -29,9 +30,10 @@ def gigatoken_encoder(values: dict[str, Any]) -> Encode | None:
 
 
 class CheckedEncoder:
-    """A fast encoder whose first ids are compared with those of another one, which replaces it at a difference.
+    """A fast encoder whose ids are compared with those of another one: of the first texts, and of a sample of the others.
 
-    Texts are compared until they have `CHECKED_CHARACTERS` characters.
+    At a difference among the first `CHECKED_CHARACTERS` characters, the other encoder is used from then on. Raises
+    ValueError at a later one, because other texts before it may have wrong ids.
 
     fast: function that returns the token ids of texts.
     exact: function that returns the right ones.
@@ -44,7 +46,14 @@ class CheckedEncoder:
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
         ids = self._encode(texts)
+        if self._encode is self._exact:
+            return ids
         if self._unchecked <= 0:
+            if ids[::SAMPLED] != self._exact(texts[::SAMPLED]):
+                raise ValueError(
+                    "gigatoken gives other token ids than tokenizers, after equal ones at first: uninstall gigatoken, "
+                    "and run the command again"
+                )
             return ids
         self._unchecked -= sum(map(len, texts))
         exact = self._exact(texts)
@@ -52,5 +61,5 @@ class CheckedEncoder:
             text = next(text for text, one, other in zip(texts, ids, exact, strict=True) if one != other)
             message = f"expected the ids of tokenizers for {text[:80]!r}, got others: tokenizers is used from now on"
             print(f"data: gigatoken: {message}", file=sys.stderr, flush=True)
-            self._encode, self._unchecked = self._exact, 0
+            self._encode = self._exact
         return exact

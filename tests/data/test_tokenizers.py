@@ -1,6 +1,7 @@
 """Training and loading of every kind; the ids of published tokenizers; two models that share a vocabulary."""
 
 import codecs
+import contextlib
 import itertools
 import json
 import re
@@ -129,26 +130,28 @@ def test_gigatoken_gives_the_ids_of_tokenizers(made):
     assert fast(texts) == [ids for ids, _ in made["byte_bpe"].locate_batch(texts)] and unsupported is None
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_fast_encoder_is_left_at_the_first_other_id(is_wrong, made, monkeypatch, capsys):
-    """Here, the fast encoder's ids are wrong from its second call on; right ones are compared only at the beginning."""
+@pytest.mark.parametrize("wrong", [None, 2, 4])
+def test_a_fast_encoder_is_left_at_an_early_other_id_and_an_error_at_a_late_one(wrong, made, monkeypatch, capsys):
+    """The first two calls have the texts that are compared; of later ones, the first text is."""
     exact, calls = made["byte_bpe"].encode_batch, []
 
     def fast(texts):
         calls.append(texts)
-        return [[7] for _ in texts] if is_wrong and len(calls) == 2 else exact(texts)
+        return [[7] for _ in texts] if len(calls) == wrong else exact(texts)
 
     monkeypatch.setattr(fast_tokenizer, "CHECKED_CHARACTERS", 20)
     monkeypatch.setattr(fast_tokenizer, "gigatoken_encoder", lambda values: fast)
     library = huggingface.Tokenizer.from_str(made["byte_bpe"].file()[1].decode())
     tokenizer = tokenizers.Tokenizer(HuggingFace(library), "here")
     assert tokenizer.fingerprint() == made["byte_bpe"].fingerprint()
-    for texts in (["the old"], ["a house", "by"], ["the river"], ["a mat"]):
+    for texts in (["the old"], ["a house", "by"], ["the river"]):
         assert tokenizer.encode_batch(texts) == exact(texts)
-    assert len(calls) == (2 if is_wrong else 4) and ("'a house'" in capsys.readouterr().err) == is_wrong
+    assert len(calls) == (2 if wrong == 2 else 3) and ("'a house'" in capsys.readouterr().err) == (wrong == 2)
+    with pytest.raises(ValueError, match="gigatoken") if wrong == 4 else contextlib.nullcontext():
+        assert tokenizer.encode_batch(["a mat"]) == exact(["a mat"])
     library.add_tokens(["<other>"])  # which is a token in a text
     tokenizers.Tokenizer(HuggingFace(library), "here").encode("the <other>")
-    assert len(calls) == (2 if is_wrong else 4)
+    assert len(calls) == (2 if wrong == 2 else 4)
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe"])
