@@ -30,7 +30,7 @@ def gigatoken_encoder(values: dict[str, Any]) -> Encode | None:
 
 
 class CheckedEncoder:
-    """A fast encoder whose ids are compared with those of another one: of the first texts, and of a sample of the others.
+    """A fast encoder whose ids are compared with those of another one: of the first texts, and of some later ones.
 
     At a difference among the first `CHECKED_CHARACTERS` characters, the other encoder is used from then on. Raises
     ValueError at a later one, because other texts before it may have wrong ids.
