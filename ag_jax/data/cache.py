@@ -5,6 +5,14 @@ never taken for it. The process that makes it has claimed it (`ag_jax.distribute
 else meanwhile. Every directory has a `manifest.json` with the size and the checksums of each file, which are compared
 with the files when it is opened.
 
+The names of the directories have a hash of all settings and files that their content depends on (`key`):
+
+    tokenizer-HASH           a tokenizer that was trained on the text
+    part-HASH-FIRST-LAST     the token ids of some of the files
+    text-HASH                the token ids of both splits
+    rows-HASH                the rows of both splits
+    files-HASH               sizes and hashes of the files of the text
+
 With `data.cache_dir` at `gs://` the directories are kept there, and every machine copies those that it reads to its own
 disk, because rows are read at random places: a copy can be memory-mapped, whereas reading each row from the store would
 take a request and tens of milliseconds.
@@ -13,6 +21,7 @@ take a request and tens of milliseconds.
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -33,11 +42,17 @@ from ag_jax.data.json_files import FAULTS, reading
 from ag_jax.distributed import interruption, lock, storage
 
 Write = Callable[[pathlib.Path], object]
+VERSION = 5  # increased whenever the same settings give different rows
 PARTIAL = ".partial-"
 MANIFEST = "manifest.json"
 READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they are read
 LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
 COPIED_TOGETHER = 2**24  # bytes
+
+
+def key(*parts: Any) -> str:
+    """Return a hash of settings, for the name of a cached directory."""
+    return hashlib.sha256(json.dumps([VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,48 +1,18 @@
-"""Prepared corpora: a tokenizer and rows of token ids, made once in steps that are each cached in a directory.
-
-The names of the directories have a hash of all settings and files that the step depends on:
-
-    tokenizer-HASH   a tokenizer that was trained on the text
-    shares-HASH      the share of the text that it is trained on, for texts that may be longer than its limit
-    text-HASH        the token ids of both splits
-    rows-HASH        the rows of both splits
-    files-HASH       sizes and hashes of the files of the text
-"""
+"""A prepared corpus: the tokenizer of a run, and the rows of token ids into which it encoded the text."""
 
 import dataclasses
-import hashlib
-import json
-import sys
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from ag_jax.data.layout import SPLITS
 from ag_jax.data.tokenizers import Tokenizer
 
-CACHE_VERSION = 5  # increased whenever the same settings give different rows
-Say = Callable[[str], None]
-
-
-class SplitRows(Protocol):
-    """Protocol of the rows of token ids of a split (training or validation), as summaries and plots need them.
-
-    tokens: token ids of all rows, one row after the other; of pairs, those of the target side, which are predicted.
-    """
-
-    @property
-    def tokens(self) -> Any: ...
-    def __len__(self) -> int: ...
-
-
-RowsOfSplit = TypeVar("RowsOfSplit", bound=SplitRows)
-
 
 @dataclasses.dataclass(frozen=True)
-class Corpus(Generic[RowsOfSplit]):
+class Corpus:
     """A tokenizer, and the rows of token ids into which it encoded the training and the validation text.
 
     tokenizer: the tokenizer of the rows.
-    train: rows for training.
+    train: rows for training: `store.Rows`, `MixedRows` of several sources, or `PairRows` of translations.
     validation: rows for validation.
     documents: number of documents of each split; of pairs, the number of pairs that rows hold.
     checksums: hash of the rows of each split.
@@ -52,8 +22,8 @@ class Corpus(Generic[RowsOfSplit]):
     """
 
     tokenizer: Tokenizer
-    train: RowsOfSplit
-    validation: RowsOfSplit
+    train: Any
+    validation: Any
     documents: dict[str, int]
     checksums: dict[str, str]
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -77,21 +47,3 @@ class Corpus(Generic[RowsOfSplit]):
             facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
             facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
         return facts | self.counts
-
-
-def key(*parts) -> str:
-    """Return a hash of settings, for the name of a cached directory."""
-    return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def announcer(quiet: bool) -> Say:
-    """Return a function that prints progress messages; with `quiet`, one that prints nothing."""
-    return _print_nothing if quiet else _print
-
-
-def _print(message: str) -> None:
-    print(f"data: {message}", file=sys.stderr, flush=True)
-
-
-def _print_nothing(message: str) -> None:
-    del message

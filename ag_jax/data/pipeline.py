@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import checksums, order, packing, tokenizers, tokens
-from ag_jax.data.cache import Cache
+from ag_jax.data.cache import Cache, key
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
-from ag_jax.data.corpus import Corpus, Say, announcer, key
+from ag_jax.data.corpus import Corpus
 from ag_jax.data.layout import SPLITS, HostBatch, Layout
 from ag_jax.data.order import BatchSizes
 from ag_jax.data.parallel import batching as pair_batching
 from ag_jax.data.parallel.layout import Pairs
-from ag_jax.data.progress import Progress
+from ag_jax.data.progress import Progress, Say, announcer
 from ag_jax.data.records import sources
 from ag_jax.data.store import WRITTEN_TOGETHER, Block, RowsWriter, TextStore
 from ag_jax.data.text import batching as text_batching

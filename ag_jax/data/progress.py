@@ -1,9 +1,20 @@
 """Progress of work that takes minutes or hours, as lines with a rate and the time left."""
 
+import sys
 import time
 from collections.abc import Callable
 
 EVERY = 10.0  # seconds between two lines
+Say = Callable[[str], None]
+
+
+def announcer(quiet: bool) -> Say:
+    """Return a function that prints messages about the data; with `quiet`, one that prints nothing."""
+    return (lambda message: None) if quiet else _print
+
+
+def _print(message: str) -> None:
+    print(f"data: {message}", file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -16,7 +27,7 @@ class Progress:
     done: amount that is done at the beginning, which does not count for the rate.
     """
 
-    def __init__(self, what: str, total: float, unit: str, say: Callable[[str], None], done: float = 0.0):
+    def __init__(self, what: str, total: float, unit: str, say: Say, done: float = 0.0):
         self._what, self._total, self._unit, self._say, self._start = what, total, unit, say, done
         self._start_time = self._last_line = time.monotonic()
 

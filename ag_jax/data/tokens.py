@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import mapping, tokenizers
-from ag_jax.data.cache import Cache
-from ag_jax.data.corpus import Say, key
+from ag_jax.data.cache import Cache, key
 from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Layout, Part, Piece
-from ag_jax.data.progress import Progress
+from ag_jax.data.progress import Progress, Say
 from ag_jax.data.store import ArrayWriter, TextStore, TextStoreWriter
 from ag_jax.data.text import holdout
 from ag_jax.data.tokenizers import Tokenizer

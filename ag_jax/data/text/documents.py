@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ag_jax.data import store
-from ag_jax.data.cache import Cache
+from ag_jax.data.cache import Cache, key
 from ag_jax.data.checksums import Entry, KnownContent
 from ag_jax.data.config import DataConfig
-from ag_jax.data.corpus import key
 from ag_jax.data.layout import UNDECIDED, Encoded, Part, Piece
 from ag_jax.data.records import babylm, sources
 from ag_jax.data.records.files import warn_once
