@@ -49,7 +49,7 @@ ARROWS = {
     "main": {"command_line", "distributed"},
     "configs": {"settings", "pretraining", "probing", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "settings", "analysis", "pretraining", "planning"}
-    | {"interop", "finetuning", "distributed", "grid", "probing", "evaluation"},
+    | {"interop", "finetuning", "grid", "probing", "evaluation"},
 }
 MOST_ARROWS, MOST_FLOORS = 93, 11
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
