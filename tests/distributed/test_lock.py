@@ -11,7 +11,7 @@ import time
 import pytest
 from etils import epath
 
-from ag_jax.distributed import lock, storage
+from ag_jax.distributed import hosts, lock, storage
 from tests.bucket import LOST
 from tests.distributed.fake_hosts import FakeHosts
 
@@ -145,7 +145,7 @@ def left(monkeypatch):
     """An event that is set in place of the end of this process; the holder beats often."""
     monkeypatch.setattr(lock, "BEAT_EVERY", 0.01)
     event = threading.Event()
-    monkeypatch.setattr(lock.hosts, "leave_at_once", lambda status: event.set())
+    monkeypatch.setattr(hosts, "leave_at_once", lambda status: event.set())
     return event
 
 
@@ -230,9 +230,9 @@ def test_of_many_that_start_together_at_a_bucket_one_gets_it(bucket, monkeypatch
 def test_the_first_of_several_hosts_holds_it(tmp_path, monkeypatch):
     def held(host):
         with lock.hold(epath.Path(tmp_path) / lock.FILE):
-            lock.hosts.exchange("all are in", None)
+            hosts.exchange("all are in", None)
             assert names(tmp_path / lock.FILE) == [lock.FILE]
-            lock.hosts.exchange("all have looked", None)
+            hosts.exchange("all have looked", None)
 
     assert FakeHosts(monkeypatch, 3).run(held) == [None] * 3 and names(tmp_path / lock.FILE) == []
     write(epath.Path(tmp_path) / lock.FILE)

@@ -7,9 +7,10 @@ import zlib
 import numpy as np
 from etils import epath
 
+from ag_jax.data import pipeline
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import TaggedSentence, Texts
-from ag_jax.data.text import batching, pipeline
+from ag_jax.data.text import batching
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.trial import facts_of
 from ag_jax.grid import store

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.distributed import lock, storage
+from ag_jax.distributed import hosts, lock, storage
 from ag_jax.grid import run as grid
 from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result, Stage
@@ -312,7 +312,7 @@ def test_a_process_that_lost_its_claim_writes_no_result(disk, monkeypatch):
     def leave(status):
         raise Left
 
-    monkeypatch.setattr(lock.hosts, "leave_at_once", leave)
+    monkeypatch.setattr(hosts, "leave_at_once", leave)
     with pytest.raises(Left):
         grid.run(constant([Slow("a", 1, [])]), disk)
     assert store.read(disk / "a") is None
