@@ -22,9 +22,9 @@ TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencep
 class TokenizerConfig:
     """Settings of the tokenizer: one that is trained on the training text or, with `path`, one that is loaded.
 
-    At most 200 million characters of the training text train it. Of a longer text, documents are taken evenly from all
-    of it; with `format=parallel`, pairs, and at most a million of them. The kinds of sentencepiece read at most two
-    million lines of up to 1000 characters, of a mixture as many of each source.
+    At most 200 million characters of the training text train it. Of a longer text, documents or pairs are taken evenly
+    from all of it. The kinds of sentencepiece read at most two million lines of up to 1000 characters, of a mixture as
+    many of each source.
 
     kind: algorithm of the tokenizer to train.
     vocabulary_size: number of tokens, special tokens included.
