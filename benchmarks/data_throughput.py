@@ -1,6 +1,6 @@
 """Measure the data pipeline: tokens/s of tokenising and of masked batches, peak memory of filling a cache.
 
-    python benchmarks/data_throughput.py          # all but gigatoken
+    python benchmarks/data_throughput.py          # where gigatoken is not installed
     python benchmarks/data_throughput.py --fast   # gigatoken (pip install 'ag_jax[fast]') next to tokenizers
 
 Speeds are the best of `REPETITIONS`, because other programs can only slow a measurement down. Tokenising also has

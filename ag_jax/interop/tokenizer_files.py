@@ -83,10 +83,11 @@ def second_type(directory: pathlib.Path) -> int:
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
     """Raise ValueError if the tokenizer has more tokens than the model's word embedding has rows, `rows`."""
     if tokenizer.vocabulary_size > rows:
+        files = ", ".join(sorted(file.name for pattern in NAMES for file in directory.glob(pattern)))
         raise ValueError(
-            f"the tokenizer of {directory} has {tokenizer.vocabulary_size} tokens, but the embedding {rows} rows "
-            f"(vocab_size in config.json), so tokens from {rows} on would have no vector: take the tokenizer that the "
-            "model was trained with, or resize the embedding"
+            f"the tokenizer of {directory} ({files}) has {tokenizer.vocabulary_size} tokens, but the embedding {rows} "
+            f"rows (vocab_size in config.json), so tokens from {rows} on would have no vector: take the tokenizer that "
+            "the model was trained with, or resize the embedding"
         )
 
 

@@ -83,7 +83,7 @@ def _byte_bpe(files: Files) -> huggingface.Tokenizer:
     settings = supported_settings("vocab.json", files, _BYTE_BPE, {})
     vocabulary, merges = files["vocab.json"], files["vocab.json"].with_name("merges.txt")
     merges.stat()  # raises FileNotFoundError
-    with reading_tokenizer(vocabulary):
+    with reading_tokenizer(f"{vocabulary} with {merges.name}"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
     library = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
     return _with_specials(library, ROBERTA_SPECIALS, files)

@@ -358,9 +358,7 @@ def test_special_tokens_without_a_role_are_tokens_in_a_text_and_others_are_not(t
         ("tokenizer.json", MAP, {"additional_special_tokens": ["[NEW]"]}, r"\[NEW\]"),
         ("tokenizer.json", "tokenizer.json", json.loads(two_families(between="</s>").to_str()), r"A </s> B \[SEP\]"),
         ("spiece.model", SETTINGS, {"tokenizer_class": "CamembertTokenizer"}, "CamembertTokenizer"),
-        ("spiece.model", SETTINGS, {"do_lower_case": True}, "do_lower_case"),
         ("spiece.model", SETTINGS, {"added_tokens_decoder": {"90": {"content": "[NEW]"}}}, r"\[NEW\].*90"),
-        ("spiece.model", SETTINGS, {"additional_special_tokens": ["[NEW]"]}, r"\[NEW\]"),
         ("spiece.model", SETTINGS, {"additional_special_tokens": "ab"}, "additional_special_tokens.*'ab'"),
     ],
 )
