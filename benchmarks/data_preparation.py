@@ -6,7 +6,7 @@ Each preparation is a process of its own, which is bound to its cores and starts
 second by the clock, so nothing else should run. The parts that this process does alone bound what more cores can do,
 which `alone` says: tokens per second of its own processor time. The tokenizer is trained on the embedded corpus; if the
 extra `fast` is installed, its encoder is used. Rows are read from the page cache, from the files of the cache and from
-array_record. Writes benchmarks/results/data_preparation.json.
+array_record. Writes benchmarks/results/data_preparation-ENCODER.json.
 """
 
 import argparse
@@ -166,7 +166,7 @@ def main() -> None:
             "random_batches_of_32_rows": reading(Rows(pathlib.Path(one["rows"])), folder),
         }
     print(json.dumps(figures, indent=2))
-    record.save("data_preparation", figures)
+    record.save(f"data_preparation-{figures['conditions']['encoder']}", figures)
 
 
 def _is_fast(tokenizer: tokenizers.Tokenizer) -> bool:

@@ -16,7 +16,7 @@ class Corpus:
     validation: rows for validation.
     documents: number of documents of each split; of pairs, the number of pairs that rows hold.
     checksums: hash of the rows of each split.
-    counts: further numbers with their names, such as how many pairs of a split were left out.
+    left_out: numbers of what was left out of the text, with their names, such as `train pairs too long`.
     sources: of text, for each of the sources that are mixed, or for the only one, its name, its share in the rows that
         training draws, and the numbers of documents, of tokens (without special ones) and of rows of each split.
     """
@@ -26,7 +26,7 @@ class Corpus:
     validation: Any
     documents: dict[str, int]
     checksums: dict[str, str]
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     sources: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
@@ -46,4 +46,6 @@ class Corpus:
         for split, rows in (("train", self.train), ("validation", self.validation)):
             facts |= {f"{split} documents": self.documents[split], f"{split} rows": len(rows)}
             facts |= {f"{split} tokens": len(rows.tokens), f"{split} checksum": self.checksums[split]}
-        return facts | self.counts
+            if hasattr(rows, "source"):
+                facts[f"{split} source tokens"] = len(rows.source.tokens)
+        return facts | self.left_out

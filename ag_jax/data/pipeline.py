@@ -71,7 +71,7 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
         validation=rows["validation"],
         documents={split: sum(facts[number]["documents"][split] for number in of_split[split]) for split in SPLITS},
         checksums={split: _combined([entries[number].digest(split) for number in of_split[split]]) for split in SPLITS},
-        counts=_counts(config, facts, rows),
+        left_out=dict(sum((Counter(of_text["left_out"]) for of_text in facts), Counter())),
         sources=[] if config.is_parallel else [_sizes(*each) for each in zip(layouts, share_K, facts, strict=True)],
     )
     _report(config, corpus, cache, say)
@@ -139,8 +139,8 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
         for writer in writers:
             writer.close()
         facts["rows"][split] = rows
-        left_out = ", ".join(f"{count:,} {name}" for name, count in facts["left_out"].items())
         if not rows:
+            left_out = ", ".join(f"{count:,} {name}" for name, count in facts["left_out"].items())
             raise ValueError(
                 f"data.source={config.source!r} gives no row of up to {config.sequence_length} tokens for {split}"
                 + (f" ({left_out})" if left_out else "")
@@ -152,8 +152,6 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
             for writer, side in zip(writers, layout.sides, strict=True)
         )
         say(f"{split}: " + (f"{texts:,} texts in " if config.pack else "") + f"{rows:,} rows, {filled}")
-    if left_out:
-        say(left_out)
     (directory / FACTS).write_text(json.dumps(facts))
 
 
@@ -163,16 +161,6 @@ def _packed(blocks: Iterable[tuple[Block, ...]], sides: int, config: DataConfig)
     packed = packing.pack(texts, sides, config.sequence_length)
     while together := list(itertools.islice(packed, WRITTEN_TOGETHER)):
         yield tuple(Block.of(side) for side in zip(*together, strict=True))
-
-
-def _counts(config: DataConfig, facts: Sequence[dict[str, Any]], rows: dict[str, Any]) -> dict[str, int]:
-    """Return the numbers of what was left out of all texts, and of the source tokens of pairs."""
-    counts: dict[str, int] = {}
-    for name in dict.fromkeys(name for of_text in facts for name in of_text["left_out"]):
-        counts[name] = sum(of_text["left_out"].get(name, 0) for of_text in facts)
-    if config.is_parallel:
-        counts |= {f"{split} source tokens": len(rows[split].source.tokens) for split in SPLITS}
-    return counts
 
 
 def _combined(digests: list[str]) -> str:
@@ -188,7 +176,9 @@ def _sizes(layout: Layout, share: float, facts: dict[str, Any]) -> dict[str, Any
 
 
 def _report(config: DataConfig, corpus: Corpus, cache: Cache, say: Say) -> None:
-    """Print the sizes of a corpus that has a limit or several sources, and its size as a share of the expected size."""
+    """Print what was left out of a corpus, the sizes of its sources, and its size as a share of the expected one."""
+    if corpus.left_out:
+        say(", ".join(f"{count:,} {name}" for name, count in corpus.left_out.items()))
     if config.max_words and (words := corpus.words):
         # Words that are held out of `data.source` count, and those of a text of their own do not.
         count = words["train"] + (0 if config.validation_source else words["validation"])

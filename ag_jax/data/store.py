@@ -56,8 +56,8 @@ class ArrayFile:
     """
 
     def __init__(self, path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None = None):
-        self._dtype, self._check = np.dtype(dtype), check
-        self._length = path.stat().st_size // self._dtype.itemsize
+        self.dtype, self._check = np.dtype(dtype), check
+        self._length = path.stat().st_size // self.dtype.itemsize
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
@@ -66,10 +66,10 @@ class ArrayFile:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return the elements of the file at indices `start` to `stop` - 1."""
-        size = self._dtype.itemsize
+        size = self.dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))
-        return np.frombuffer(os.pread(self._file, (stop - start) * size, start * size), self._dtype)
+        return np.frombuffer(os.pread(self._file, (stop - start) * size, start * size), self.dtype)
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:

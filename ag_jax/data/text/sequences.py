@@ -161,7 +161,8 @@ def _pairs_of(
     store, (repetition, numbers) = TextStore(directory), place
     pairs = segment_pairs if format == "segment_pair_nsp" else sentence_pairs
     draws = ((number, Draws(repetition, number)) for number in numbers)
-    return Block.of([row for number, draw in draws for row in pairs(store, special, length, number, draw)])
+    block = Block.of([row for number, draw in draws for row in pairs(store, special, length, number, draw)])
+    return block._replace(tokens=block.tokens.astype(store.tokens.dtype))  # a quarter of the bytes between processes
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:

@@ -61,7 +61,9 @@ def test_what_is_left_out_is_counted_and_said(config, capsys, tmp_path):
     assert [facts[f"validation pairs {why}"] for why in reasons] == [1, 1, 0]
     assert corpus.documents == {"train": 2, "validation": 3} and len(corpus.train) == 2
     assert facts["train documents"] == 2 and facts["train source tokens"] == 6 and facts["train tokens"] == 5
-    assert "3 train pairs without text" in capsys.readouterr().err
+    capsys.readouterr()
+    pipeline.prepare(chosen)
+    assert "3 train pairs without text" in capsys.readouterr().err, "also when nothing is prepared anew"
     # As many as fit exactly are kept.
     assert pipeline.prepare(dataclasses.replace(chosen, max_tokens=5)).documents["train"] == 3
     # Characters that the tokenizer drops are no text.

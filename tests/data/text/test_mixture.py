@@ -170,8 +170,8 @@ def test_words_are_skipped_in_the_source_that_they_belong_to(config, tmp_path, c
     assert [one.skip_words for one in mixture.components(chosen)] == [(5,), (), (2,)]
     for _ in range(2):  # also when the cache has the corpus
         prepared = pipeline.prepare(chosen)
-        assert prepared.counts == {"words left out": 5 + 3 * 2} and prepared.facts()["words left out"] == 11
-    assert not corpus.counts and not any("left out" in fact for fact in corpus.facts())
+        assert prepared.left_out == {"words left out": 5 + 3 * 2} and prepared.facts()["words left out"] == 11
+    assert not corpus.left_out and not any("left out" in fact for fact in corpus.facts())
     write(tmp_path, {"held_out.txt": text(5000, 5030)})
     with_text = pipeline.prepare(dataclasses.replace(config, validation_source=str(tmp_path / "held_out.txt")))
     assert with_text.documents == {"validation": 1, "train": 1 + 120 + 3}
