@@ -1,6 +1,7 @@
 """Apply a function to many items in several processes of this machine, with the results in the order of the items."""
 
 import collections
+import contextlib
 import os
 import signal
 import threading
@@ -27,7 +28,11 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item], *, in_proc
         return
     # Not the processes of the standard library, which run the user's main module again, and are not safe beside JAX.
     from joblib.externals import loky  # imported here, because small texts do without
+    from joblib.externals.loky.backend import resource_tracker
 
+    # A process of loky frees what this one leaves behind if it is interrupted, and would print a warning about it.
+    with _environment("PYTHONWARNINGS", "ignore"):
+        resource_tracker.ensure_running()
     executor, waiting = (
         loky.ProcessPoolExecutor(count, initializer=_prepare_worker, initargs=(os.getpid(),)),
         collections.deque[Future](),
@@ -42,6 +47,19 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item], *, in_proc
             yield waiting.popleft().result()
     finally:
         executor.shutdown(kill_workers=bool(waiting))
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Context manager in which an environment variable has a value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def cores() -> int:

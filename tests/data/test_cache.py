@@ -135,6 +135,9 @@ def test_a_large_file_is_checked_as_it_is_read_or_wholly_when_asked(tmp_path, mo
         (directory / "small.bin").write_bytes(bytes(479))
 
     entry = Cache(tmp_path).build_once("y", write_numbers)
+    manifest, first = tmp_path / "y" / MANIFEST, str(entry.checksums["a.bin"][0])
+    manifest.write_text(manifest.read_text().replace(first, f"{first}0"))  # of a file that is not read
+    assert Cache(tmp_path).build_once("y", write_numbers) == entry
     path = tmp_path / "y" / "a.bin"
     assert entry.unread == {"a.bin"} and entry.checked(tmp_path / "y" / "small.bin") is None
     flip(path, 20 * 8)  # in the third block, of numbers 16 to 23
