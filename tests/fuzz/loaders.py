@@ -17,6 +17,9 @@ import sentencepiece
 from etils import epath
 
 from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.parallel import sides
+from ag_jax.data.parallel.pairs import PairFiles
+from ag_jax.data.probes import conll, minimal_pairs, preco, trees
 from ag_jax.data.records import sources
 from ag_jax.data.tasks import custom
 from ag_jax.data.tasks.custom import CustomTask
@@ -224,6 +227,20 @@ def _source(path: str) -> Result:
     return {"documents": documents}
 
 
+def _annotated(name: str) -> Result:
+    """Pairs of texts, or what a probe reads, of a file that may be compressed."""
+    path, plain = f"annotated/{name}", name.removesuffix(".gz")
+    if plain in ("x.en", "x.de"):
+        return {"pairs": list(PairFiles(path.replace(".de", ".en"), path.replace(".en", ".de")))}
+    if plain == "x.sgm":
+        return {"texts": list(sides.lines(pathlib.Path(path)))}
+    if plain in ("x.tsv", "x.jsonl"):
+        return {"pairs": list(PairFiles(path))}
+    if plain == "x.conllu":
+        return {"sentences": list(trees.read(path))}
+    return {"records": {"x.conll": conll.read, "preco.jsonl": preco.read}.get(plain, minimal_pairs.read)(path)}
+
+
 def _task(name: str) -> Result:
     recipe = Recipe(folds=3) if name == "oromo_ner" else Recipe()
     found = splits.read(name, recipe, "all_tasks")
@@ -302,6 +319,12 @@ def targets() -> Sequence[Target]:
             load = functools.partial(_source, f"sources/{name}")
             found.append(Target(f"source {name}", "sources", (name,), load, bool(packed), swaps=True, share=0.2))
     found.append(Target("source x.JSONL", "sources", ("x.JSONL",), lambda: _source("sources/x.JSONL"), share=0.2))
+    plain = ("x.en", "x.de", "x.tsv", "x.jsonl", "x.sgm", "x.conllu", "x.conll", "preco.jsonl", "minimal.jsonl")
+    for name in (*plain, "minimal.csv"):
+        for packed in ("", ".gz"):
+            load = functools.partial(_annotated, name + packed)
+            target = Target(f"annotated {name}{packed}", "annotated", (name + packed,), load, bool(packed), swaps=True)
+            found.append(dataclasses.replace(target, named=("annotated/x.",), share=0.2))
     folders = {"sst2": "SST-2", "rte": "RTE", "stsb": "STS-B", "anli_r1": "anli_v1.0", "race": "RACE"}
     folders |= {"squad1": "squad", "squad2": "squad"}
     for name in material.TASKS:

@@ -42,6 +42,7 @@ def build(here: pathlib.Path) -> None:
     _older_tokenizers(here)
     _custom_tasks(here / "custom")
     _sources(here / "sources")
+    _annotated(here / "annotated")
     _caches(here)
 
 
@@ -105,6 +106,35 @@ def _sources(folder: pathlib.Path) -> None:
         for packed, pack in packers.items():
             (folder / f"x.{ending}{packed}").write_bytes(pack(data))
     (folder / "x.JSONL").write_bytes(lines)
+
+
+def _annotated(folder: pathlib.Path) -> None:
+    """Pairs of texts and files of probes, each plain and compressed."""
+    folder.mkdir()
+    both = [(sentence, f"{sentence[::-1]} {ACCENTS}") for sentence in SENTENCES]
+    words = [sentence.split() for sentence in SENTENCES]
+    trees = ["\n".join(f"{n}\t{w}\t_\t_\t_\t_\t{n - 1}\tdep\t_\t_" for n, w in enumerate(of, 1)) for of in words]
+    conll = [
+        "\n".join(f"a 0 {n} {w} NN * - - - - * {'(1)' if n == 1 else '-'}" for n, w in enumerate(of)) for of in words
+    ]
+    preco = {"id": "a", "sentences": words, "mention_clusters": [[[n, 0, 1] for n in range(len(words))]]}
+    files = {
+        "x.en": "".join(f"{source}\n" for source, _ in both),
+        "x.de": "".join(f"{target}\n" for _, target in both),
+        "x.tsv": "".join(f"{source}\t{target}\n" for source, target in both),
+        "x.jsonl": "".join(json.dumps({"source": source, "target": target}) + "\n" for source, target in both),
+        "x.sgm": "".join(f"<seg id={n}>{target} &amp;</seg>\n" for n, (_, target) in enumerate(both)),
+        "x.conllu": "# newdoc id = a\n" + "\n\n".join(trees) + "\n\n",
+        "x.conll": "#begin document (a); part 000\n" + "\n\n".join(conll) + "\n\n#end document\n",
+        "preco.jsonl": json.dumps(preco) + "\n",
+        "minimal.jsonl": "".join(
+            json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": "a"}) + "\n" for good, bad in both
+        ),
+        "minimal.csv": "sentence_good,sentence_bad\n" + "".join(f'"{good}","{bad}"\n' for good, bad in both),
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 
 
 def _rows(mark: str) -> list[str]:

@@ -96,6 +96,8 @@ def _plain(stream: Any, name: str, place: str) -> Iterator[IO[bytes]]:
     """Context manager that gives a file's decompressed content; damaged content is a ValueError with `place`."""
     compression = kind(name)[1]
     try:
+        if compression and not stream.peek(1):  # gzip would take it for the content of an empty file
+            raise EOFError("expected compressed content, got an empty file")
         yield DECOMPRESSORS[compression](stream) if compression else stream
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk or the network failed, not the content
