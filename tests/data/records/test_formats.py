@@ -142,6 +142,7 @@ DEEP = b'{"text": ' + b"[" * 100_000
     [
         ("a.txt", b"", "a.txt is empty"),
         ("a.txt.gz", gzip.compress(b"", mtime=0), "a.txt.gz is empty"),
+        ("a.txt.gz", b"", "a.txt.gz is damaged"),
         ("a.txt", b" \n\n", "a.txt"),
         ("a.txt", b"text\0text", "a.txt"),
         ("a.txt", b"caf\xe9 au lait", "a.txt.*UTF-8"),
