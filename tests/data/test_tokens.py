@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ag_jax.data import checksums, mapping, pipeline, progress, store, tokens
+from ag_jax.data import checksums, mapping, pipeline, progress, store, tokenizers, tokens
 from ag_jax.data.cache import Cache
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.records import sources
@@ -20,6 +20,12 @@ from tests.data.conftest import json_lines, small, text, write
 
 
 @pytest.fixture(scope="module")
+def tokenizer() -> tokenizers.Tokenizer:
+    """One that has no token for a zero-width space."""
+    return tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=320), [text(0, 200)])
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer):
     """130 documents in 11 files of several kinds, some of them blank or without any token; and three documents."""
     files = {}
@@ -29,6 +35,7 @@ def folder(tmp_path_factory, tokenizer):
             documents[2:2] = ["", "\u200b", " \n"]
         files[f"many/{number:02}.jsonl"] = json_lines(documents)
     files |= {f"few/{number}.txt": text(9000 + 40 * number, 9040 + 40 * number) for number in range(3)}
+    files["few/00.txt"] = "\u200b"
     folder = write(tmp_path_factory.mktemp("text"), files | {"many/large.txt": text(5000, 5200)})
     tokenizer.save(folder / "tokenizer")
     return folder
@@ -82,8 +89,8 @@ def listed(monkeypatch):
         ({}, 11),
         ({"validation_fraction": 0.9}, 11),
         ({"source": "few"}, 1),
-        ({"source": "many,few", "skip_words": (3, 0)}, 14),
-        ({"validation_source": "few"}, 14),
+        ({"source": "many,few", "skip_words": (3, 0)}, 15),
+        ({"validation_source": "few"}, 15),
     ],
 )
 def test_parts_together_are_the_whole_text(config, tokenizer, monkeypatch, capsys, changes, parts):
@@ -158,11 +165,14 @@ def test_several_processes_of_this_machine_make_the_same(config, monkeypatch):
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_a_file_that_changes_while_it_is_read_is_an_error(config, tmp_path, monkeypatch, files):
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_file_that_changes_while_or_before_it_is_read_is_an_error(config, tmp_path, monkeypatch, files, is_listed):
     write(tmp_path / "text", {f"{number}.txt": text(40 * number, 40 * number + 40) for number in range(files)})
-    split, last = text_documents.split_sentences, tmp_path / "text" / f"{files - 1}.txt"
-    monkeypatch.setattr(text_documents, "split_sentences", lambda one: [last.write_text(text(0, 50)), split(one)][1])
-    with pytest.raises(ValueError, match=f"{last.name} .*changed"):
+    last = tmp_path / "text" / f"{files - 1}.txt"
+    place, name = (text_documents, "split_sentences") if is_listed else (sources, "units")
+    function = getattr(place, name)
+    monkeypatch.setattr(place, name, lambda *given: [last.write_text(text(0, 50)), function(*given)][1])
+    with pytest.raises(ValueError, match=f"{last.name} .*changed" if is_listed else "changed"):
         pipeline.prepare(dataclasses.replace(config, source=str(tmp_path / "text")))
     assert not list(pathlib.Path(config.cache_dir).glob("text-*"))
 

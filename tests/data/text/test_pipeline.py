@@ -105,6 +105,8 @@ def test_the_cache_follows_the_settings(config, corpus, monkeypatch, tmp_path):
     np.testing.assert_array_equal(again.train.tokens, corpus.train.tokens)
     # Masks are drawn later, so they share the rows; another length shares the tokenised text.
     assert made(masking=MaskingConfig(count="bernoulli"))[1] == [] and made(sequence_length=32)[1] == ["rows"]
+    for duplicates in (1, 2):
+        assert made(format="sentence_pair_nsp", sequence_length=40, duplicates=duplicates)[1] == ["rows"]
     others = {"validation_fraction": 0.3, "validation_tokens": 10**6, "skip_words": (1,)}
     others |= {"tokenizer": TokenizerConfig(vocabulary_size=300)}
     for name, value in others.items():
