@@ -170,8 +170,15 @@ def test_a_file_that_changes_while_or_before_it_is_read_is_an_error(config, tmp_
     write(tmp_path / "text", {f"{number}.txt": text(40 * number, 40 * number + 40) for number in range(files)})
     last = tmp_path / "text" / f"{files - 1}.txt"
     place, name = (text_documents, "split_sentences") if is_listed else (sources, "units")
-    function = getattr(place, name)
-    monkeypatch.setattr(place, name, lambda *given: [last.write_text(text(0, 50)), function(*given)][1])
+    function, calls = getattr(place, name), []
+
+    def change_once(*given):
+        if not calls:
+            last.write_text(text(0, 50))
+        calls.append(given)
+        return function(*given)
+
+    monkeypatch.setattr(place, name, change_once)
     with pytest.raises(ValueError, match=f"{last.name} .*changed" if is_listed else "changed"):
         pipeline.prepare(dataclasses.replace(config, source=str(tmp_path / "text")))
     assert not list(pathlib.Path(config.cache_dir).glob("text-*"))
