@@ -21,6 +21,7 @@ from ag_jax.data.cache import MANIFEST, Cache
 from ag_jax.data.checksums import CheckedArray
 from ag_jax.data.config import DataConfig
 from ag_jax.data.text import documents
+from ag_jax.distributed import hosts
 from tests.data.conftest import json_lines, small, text
 from tests.data.conftest import write as write_files
 
@@ -93,6 +94,21 @@ def test_of_three_that_need_a_directory_one_makes_it(tmp_path, was_damaged):
         entries = [pool.submit(Cache(tmp_path).build_once, "y", write_once) for _ in range(3)]
         assert len({entry.result().digest("deep") for entry in entries}) == 1 == len(made)
     assert [path.name for path in tmp_path.iterdir()] == ["y"] and not (tmp_path / "y" / "a").exists()
+
+
+def test_a_process_that_lost_its_claim_puts_nothing_into_place(tmp_path, monkeypatch):
+    class Left(BaseException):
+        pass
+
+    def write_slowly(directory):
+        write(directory)
+        [path] = tmp_path.glob("*.lock")
+        path.write_text(path.read_text().replace('"host": "', '"host": "another '))
+
+    monkeypatch.setattr(hosts, "leave_at_once", lambda status: (_ for _ in ()).throw(Left))
+    with pytest.raises(Left):
+        Cache(tmp_path).build_once("y", write_slowly)
+    assert not (tmp_path / "y").exists()
 
 
 def flip(path: pathlib.Path, at: int):
@@ -264,6 +280,16 @@ def test_what_is_wrong_in_the_store_is_noticed_copied_again_or_completed(tmp_pat
     (remote / "rows" / "file").write_bytes(b"content")
 
     honest, wrong = cache._copy, []
+
+    def copy_once(source, target):
+        monkeypatch.setattr(cache, "_copy", None)
+        honest(source, target)
+
+    monkeypatch.setattr(cache, "_copy", copy_once)
+    with pytest.raises(TypeError):
+        first.build_once("text", write_one)
+    assert (remote / "text").exists() and not (remote / "text" / MANIFEST).exists(), "the upload was cut off"
+    shutil.rmtree(tmp_path / "first" / "text")
 
     def copy(source, target):
         honest(source, target)

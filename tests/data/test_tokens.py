@@ -27,12 +27,12 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer):
-    """130 documents in 11 files of several kinds, some of them blank or without any token; and three documents."""
+    """134 documents in 11 files of several kinds, some of them blank or without any token; and three documents."""
     files = {}
     for number in range(10):
         documents = [text(70 * number + 9 * at, 70 * number + 9 * at + 2 + at % 3) for at in range(13)]
         if number % 3 == 0:
-            documents[2:2] = ["", "\u200b", " \n"]
+            documents[2:2] = ["", "\u200b", " \n", f"{text(70 * number, 70 * number + 1)}\n\u200b\n{text(8000, 8002)}"]
         files[f"many/{number:02}.jsonl"] = json_lines(documents)
     files |= {f"few/{number}.txt": text(9000 + 40 * number, 9040 + 40 * number) for number in range(3)}
     files["few/00.txt"] = "\u200b"
@@ -136,7 +136,10 @@ def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkey
     config = dataclasses.replace(config, sequence_length=8)
     by_share = plainly_tokenised(config, tokenizer)[0]
     held_out = by_share["validation"]
-    plain = [[tokenizer.encode(s) for s in split_sentences(text)] for text in sources.documents(config.source)]
+    plain = [
+        [ids for sentence in split_sentences(text) if (ids := tokenizer.encode(sentence))]
+        for text in sources.documents(config.source)
+    ]
     for most in (count(held_out), 500, 1, None):
         chosen = dataclasses.replace(config, validation_tokens=most, cache_dir=str(tmp_path / str(most)))
         corpus, found = pipeline.prepare(chosen), stored(chosen)
@@ -157,8 +160,8 @@ def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkey
 def test_several_processes_of_this_machine_make_the_same(config, monkeypatch):
     facts = pipeline.prepare(dataclasses.replace(config, format="segment_pair_nsp")).facts()
     monkeypatch.setattr(tokens, "IN_PROCESSES", 0)
-    monkeypatch.setattr(tokens, "ENCODED_TOGETHER", 5000)
-    monkeypatch.setattr(sequences, "DOCUMENTS_TOGETHER", 30)
+    monkeypatch.setattr(tokens, "ENCODED_TOGETHER", 500)
+    monkeypatch.setattr(sequences, "DOCUMENTS_TOGETHER", 8)
     monkeypatch.setattr(mapping, "cores", lambda: 2)
     other = dataclasses.replace(config, format="segment_pair_nsp", cache_dir=f"{config.cache_dir}-other")
     assert pipeline.prepare(other).facts() == facts

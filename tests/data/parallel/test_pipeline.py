@@ -9,10 +9,11 @@ import shutil
 import numpy as np
 import pytest
 
-from ag_jax.data import pipeline, tokenizers, tokens
+from ag_jax.data import packing, pipeline, tokenizers, tokens
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.parallel import layout
 from ag_jax.data.parallel.layout import Pairs
+from ag_jax.data.store import Row
 from tests.data.parallel.conftest import LENGTH, pairs
 
 
@@ -40,6 +41,16 @@ def test_rows_hold_every_pair_once(config, folder, pack):
         assert len(rows) < len(expected) / 2 if pack else found == expected and len(rows) == len(expected)
         assert rows.tokens[:].tolist() == rows.target.tokens[:].tolist()
         assert max(rows.source.lengths.max(), rows.target.lengths.max()) <= LENGTH
+
+
+def test_packed_rows_are_packed_from_the_longest_of_each_group(config):
+    packed, plain = (pipeline.prepare(dataclasses.replace(config, pack=pack)).train for pack in (True, False))
+    pairs = ([Row(side.row(number)) for side in (plain.source, plain.target)] for number in range(len(plain)))
+    rows = list(packing.pack(layout._sorted(pairs), 2, LENGTH))
+    assert len(rows) == len(packed)
+    for number, (source, target) in enumerate(rows):
+        assert packed.source.row(number).tolist() == source.tokens.tolist()
+        assert packed.target.row(number).tolist() == target.tokens.tolist()
 
 
 @pytest.mark.parametrize(("kind", "size"), [("sentencepiece_unigram", 60), ("wordpiece", 90)])
