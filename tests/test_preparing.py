@@ -10,8 +10,7 @@ from collections import Counter
 
 import pytest
 
-from ag_jax.data import tokens
-from ag_jax.data.text import documents
+from ag_jax.data import layout, tokens
 from tests import commands
 from tests.cases import some
 from tests.commands import REPOSITORY
@@ -41,7 +40,7 @@ def watch(log: str, part_size: int, dies: bool, slow: float, together: int) -> N
     (folder / f"ready-{os.getpid()}").touch()
     while len(list(folder.glob("ready-*"))) < together:
         time.sleep(0.02)
-    documents.PART_SIZE, write = part_size, tokens.write_part
+    layout.PART_SIZE, write = part_size, tokens.write_part
 
     def watched(of, part, directory, *report):
         with open(log, "a") as file:

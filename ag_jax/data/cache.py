@@ -86,12 +86,13 @@ class Cache:
     def build_once(self, name: str, write: Write, check_large: bool = False) -> Entry:
         """Return a directory as an `Entry`; if it is missing or damaged, one process makes it while the others wait.
 
-        A directory with a damaged file is made anew, with a warning. If it is in the object store, it is copied.
+        A directory with a damaged file is made anew, with a warning. A directory that only one of this machine and the
+        object store has is copied to the other.
 
         name: name of the directory.
         write: function that writes the files into the (temporary) directory that it is given.
-        check_large: compare files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the readers of
-            such files compare the blocks that they read (`Entry.checked`).
+        check_large: compare existing files of more than `READ_WHOLE` bytes with their checksums, too; otherwise the
+            caller's readers check the blocks that they read, if they are given the `Entry`.
 
         Raises ValueError if the directory cannot be written or the disk is full (what was written so far is then
         removed). A signal stops `write` at its next `interruption.check`, and what was written is removed as well.
@@ -109,35 +110,48 @@ class Cache:
                 is_told = True
             time.sleep(LOOK_EVERY)
 
-    def build_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
-        """Make the directories of `writers`, together with other processes, until all are complete or not needed.
+    def build_all(
+        self, writers: Mapping[str, Write], is_needed: Callable[[str], bool], report: Callable[[], None]
+    ) -> None:
+        """Make the directories of `writers`, together with other processes, until all that are needed are complete.
 
         This process makes missing directories that no other is making, and waits for the others.
 
         writers: function that writes a directory, by its name.
-        is_over: returns whether the directories are no longer needed.
+        is_needed: function that returns whether the directory of a name is still needed.
         report: called after each directory, and while other processes work on the last ones.
         """
+
+        def is_missing(name: str) -> bool:
+            return not self.is_complete(name) and is_needed(name)
+
         missing = list(writers)
-        while missing:
-            for name in missing:
-                if self.is_complete(name):
-                    continue
+        while missing := list(filter(is_missing, missing)):
+            for name in filter(is_missing, missing):
                 with self._claimed(name) as claim:
-                    # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
-                    if claim and not self.is_complete(name) and not is_over():
+                    # Another process may have made it meanwhile. If it was also removed, it is needed no longer.
+                    if claim and is_missing(name):
                         self._make(name, writers[name], False, claim)
                         report()
-            if is_over():
-                return
-            missing = [name for name in missing if not self.is_complete(name)]
-            if missing:
+            if any(map(is_missing, missing)):
                 interruption.check()
                 report()
                 time.sleep(LOOK_EVERY)
 
-    def remove(self, beginning: str) -> None:
-        """Delete the directories whose names begin so, and what killed processes left of such; not those being made."""
+    def remove(self, beginning: str, successor: str) -> None:
+        """Delete directories that another one was made of, and what killed processes left of such.
+
+        Does nothing unless the directory `successor` is complete, and while a process makes it anew.
+
+        beginning: the beginning of the names of the directories.
+        successor: name of the directory that was made of them.
+        """
+        if self.is_complete(successor):
+            with self._claimed(successor) as claim:
+                if claim:
+                    self._remove(beginning)
+
+    def _remove(self, beginning: str) -> None:
         roots = [root for root in (self.local, self.remote) if root is not None]
         paths = (path for root in roots for path in epath.Path(root).glob(f"{beginning}*"))
         for name in {path.name.partition(PARTIAL)[0].removesuffix(".lock") for path in paths}:
@@ -305,7 +319,8 @@ def _explained(error: OSError, folder: pathlib.Path) -> Exception:
 
     Other errors, such as a missing source file, are clearest as they are.
     """
-    if error.errno is None:  # raised by Python code, whose message is clear as it is
+    # One without a number is of Python code, whose message is clear as it is; and what is missing was not full.
+    if error.errno is None or isinstance(error, FileNotFoundError):
         return error
     is_in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(folder)
     if not is_in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):

@@ -1,8 +1,7 @@
-"""Encode texts with gigatoken, the optional extra `fast`, as long as it gives the token ids of `tokenizers`."""
+"""Encode texts with gigatoken, the optional extra `fast`, which must give the token ids of `tokenizers`."""
 
 import importlib.util
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,34 +31,26 @@ def gigatoken_encoder(values: dict[str, Any]) -> Encode | None:
 class CheckedEncoder:
     """A fast encoder whose ids are compared with those of another one: of the first texts, and of some later ones.
 
-    At a difference among the first `CHECKED_CHARACTERS` characters, the other encoder is used from then on. Raises
-    ValueError at a later one, because other texts before it may have wrong ids.
+    Raises ValueError at a difference. It does not go on with the other encoder, because texts before, or those of
+    another process, may have wrong ids.
 
     fast: function that returns the token ids of texts.
     exact: function that returns the right ones.
     """
 
     def __init__(self, fast: Encode, exact: Encode):
-        self._encode, self._exact = fast, exact
-        self._unchecked = CHECKED_CHARACTERS
+        self._fast, self._exact = fast, exact
+        self._characters = 0  # that were encoded
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        ids = self._encode(texts)
-        if self._encode is self._exact:
-            return ids
-        if self._unchecked <= 0:
-            if ids[::SAMPLED] != self._exact(texts[::SAMPLED]):
+        ids = self._fast(texts)
+        compared = slice(None, None, SAMPLED if self._characters >= CHECKED_CHARACTERS else None)
+        self._characters += sum(map(len, texts))
+        for text, one, exact in zip(texts[compared], ids[compared], self._exact(texts[compared]), strict=True):
+            if one != exact:
                 raise ValueError(
-                    "gigatoken gives other token ids than tokenizers, after equal ones at first: uninstall gigatoken, "
-                    "and run the command again"
+                    f"expected the ids of tokenizers for {text[:80]!r}, got others from gigatoken: uninstall it, "
+                    "delete what was prepared with it from the cache, and run the command again"
                 )
-            return ids
-        self._unchecked -= sum(map(len, texts))
-        exact = self._exact(texts)
-        if ids != exact:
-            text = next(text for text, one, other in zip(texts, ids, exact, strict=True) if one != other)
-            message = f"expected the ids of tokenizers for {text[:80]!r}, got others: tokenizers is used from now on"
-            print(f"data: gigatoken: {message}", file=sys.stderr, flush=True)
-            self._encode = self._exact
-        return exact
+        return ids

@@ -7,7 +7,7 @@ of texts with their translations.
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 HostBatch = dict[str, np.ndarray]
 SPLITS = ("train", "validation")
+PART_SIZE = 2**28  # bytes of files after which a part is given no further file
 UNDECIDED = -1  # `Piece.held_out` if the number of the document among all of them decides
 
 
@@ -41,8 +42,9 @@ class Part:
     """Consecutive files of a text, which one process tokenises as a whole.
 
     units: the files.
-    held_out: 1 if all of it is for validation, 0 if all is for training, `UNDECIDED` if `Layout.read` or the numbers of
-        the documents decide; None if only the whole text decides, which is then one part.
+    held_out: 1 or 0 if every document of the part is for validation, or for training; `UNDECIDED` if each document
+        decides for itself, by its text or its number; None if a document's place depends on those before it: the text
+        is then a single part, and `Layout.read` reads the whole source.
     """
 
     units: tuple[Unit, ...]
@@ -52,6 +54,28 @@ class Part:
     def size(self) -> int:
         """The approximate number of bytes of the part's text."""
         return sum(unit.size for unit in self.units)
+
+
+def parts_of(units: Iterable[Unit], held_out: Iterable[Unit]) -> list[Part]:
+    """Return the parts of a text: consecutive files until they have `PART_SIZE` bytes, those for validation last.
+
+    units: files for training, from which documents are held out if there are no others.
+    held_out: files for validation.
+    """
+    validation = [Part(group, 1) for group in _grouped(held_out)]
+    return [*(Part(group, 0 if validation else UNDECIDED) for group in _grouped(units)), *validation]
+
+
+def _grouped(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
+    groups: list[list[Unit]] = []
+    size = PART_SIZE
+    for unit in units:
+        if size >= PART_SIZE:
+            groups.append([])
+            size = 0
+        groups[-1].append(unit)
+        size += unit.size
+    return [tuple(group) for group in groups]
 
 
 class Encoded(NamedTuple):

@@ -5,7 +5,6 @@ Shape letters: B batch.
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import pathlib
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data import checksums, order, packing, tokenizers, tokens
+from ag_jax.data import checksums, order, packing, store, tokenizers, tokens
 from ag_jax.data.cache import Cache, key
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
@@ -26,7 +25,7 @@ from ag_jax.data.parallel import batching as pair_batching
 from ag_jax.data.parallel.layout import Pairs
 from ag_jax.data.progress import Progress, Say, announcer
 from ag_jax.data.records import sources
-from ag_jax.data.store import WRITTEN_TOGETHER, Block, RowsWriter, TextStore
+from ag_jax.data.store import Block, RowsWriter, TextStore
 from ag_jax.data.text import batching as text_batching
 from ag_jax.data.text import documents, mixture
 from ag_jax.data.text.documents import Documents
@@ -92,20 +91,18 @@ def _has_tokens(text: Text, cache: Cache) -> bool:
 
 def _rows(text: Text, cache: Cache, say: Say) -> checksums.Entry:
     """Return the cached rows of a text; the token ids are kept, too, for rows of another length or format."""
-    verify = text.layout.config.verify_cache
 
     def write_text(directory: pathlib.Path) -> None:
         tokens.write_text(text, cache, directory, say)
 
     def write(directory: pathlib.Path) -> None:
         stored = cache.build_once(text.tokens_name, write_text, check_large=True).path  # all of it is about to be read
-        cache.remove(text.beginning_of_parts)  # which makes room for the rows
+        cache.remove(text.beginning_of_parts, text.tokens_name)  # which makes room for the rows
         _write_rows(text, stored, directory, say)
 
-    if (cache.local / text.tokens_name).exists():
-        cache.build_once(text.tokens_name, write_text, check_large=verify)
-    entry = cache.build_once(text.rows_name, write, check_large=verify)
-    cache.remove(text.beginning_of_parts)  # of a process that was killed before it removed them
+    entry = cache.build_once(text.rows_name, write, check_large=text.layout.config.verify_cache)
+    # Parts of a process that was killed before it removed them.
+    cache.remove(text.beginning_of_parts, text.tokens_name)
     return entry
 
 
@@ -158,9 +155,7 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
 def _packed(blocks: Iterable[tuple[Block, ...]], sides: int, config: DataConfig) -> Iterator[tuple[Block, ...]]:
     """Yield the rows of blocks, packed with others as far as they fit, in blocks."""
     texts = (row for block in blocks for row in zip(*(side.rows() for side in block), strict=True))
-    packed = packing.pack(texts, sides, config.sequence_length)
-    while together := list(itertools.islice(packed, WRITTEN_TOGETHER)):
-        yield tuple(Block.of(side) for side in zip(*together, strict=True))
+    return store.blocks(packing.pack(texts, sides, config.sequence_length))
 
 
 def _combined(digests: list[str]) -> str:
@@ -239,9 +234,12 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
         texts = _TokenizerText(layouts, _tokenizer_shares(config, layouts, say))
         say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         interruption.wait_for(functools.partial(tokenizers.train, config.tokenizer, texts)).save(directory)
+        if [layout.identity() for layout in layouts] != identities:
+            raise tokens.changed_text(config.source)
 
-    identity = [[layout.identity() for layout in layouts], dataclasses.asdict(config.tokenizer), limits]
-    return tokenizers.load(cache.build_once(f"tokenizer-{key(*identity)}", write, config.verify_cache).path)
+    identities = [layout.identity() for layout in layouts]
+    name = f"tokenizer-{key(identities, dataclasses.asdict(config.tokenizer), limits)}"
+    return tokenizers.load(cache.build_once(name, write, config.verify_cache).path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,8 +314,11 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
                 done += size
                 progress.update(done / 1e6)
         (directory / "files.json").write_text(json.dumps(hashes))
+        if layout.identity() != identity:
+            raise tokens.changed_text(config.source)
 
-    entry = cache.build_once(f"files-{key(layout.identity())}", write, config.verify_cache)
+    identity = layout.identity()
+    entry = cache.build_once(f"files-{key(identity)}", write, config.verify_cache)
     return json.loads((entry.path / "files.json").read_text())
 
 

@@ -69,7 +69,11 @@ class ArrayFile:
         size = self.dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))
-        return np.frombuffer(os.pread(self._file, (stop - start) * size, start * size), self.dtype)
+        offset, end, pieces = start * size, stop * size, list[bytes]()
+        while offset < end and (piece := os.pread(self._file, end - offset, offset)):  # at most 2 GiB in one call
+            pieces.append(piece)
+            offset += len(piece)
+        return np.frombuffer(b"".join(pieces), self.dtype)
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
@@ -275,10 +279,6 @@ class Rows:
             self._counts[vocabulary_size] = counts_V
         return self._counts[vocabulary_size]
 
-    def fill_rate(self, length: int) -> float:
-        """Return the share of positions that hold a token, not padding, if rows are padded to `length`."""
-        return len(self.tokens) / max(len(self) * length, 1)
-
 
 class Row(NamedTuple):
     """One training sequence as token ids: a text, a pair of segments, or several packed texts.
@@ -296,12 +296,12 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive rows as arrays; the fields are those of `Row`.
+    """Consecutive rows as arrays: what `Row` has for one row.
 
     tokens: token ids of the rows, one after the other.
     lengths: number of tokens of each row.
-    second_start, is_random_next: of each row, in formats with pairs of segments.
-    text_starts: index in `tokens` at which each text begins, if several texts may share a row.
+    second_start, is_random_next: of each row; ignored in formats without pairs of segments.
+    text_starts: index in the block's `tokens` at which each text begins; None if every row is one text.
     """
 
     tokens: np.ndarray
@@ -333,11 +333,11 @@ class Block(NamedTuple):
         return map(Row, np.split(self.tokens, np.cumsum(self.lengths)[:-1]))
 
 
-def blocks(rows: Iterable[Row]) -> Iterator[Block]:
-    """Yield rows in blocks."""
+def blocks(rows: Iterable[Sequence[Row]]) -> Iterator[tuple[Block, ...]]:
+    """Yield rows, each given by its sides, such as source and target, in blocks: one for each side of many rows."""
     rows = iter(rows)
     while together := list(itertools.islice(rows, WRITTEN_TOGETHER)):
-        yield Block.of(together)
+        yield tuple(Block.of(side) for side in zip(*together, strict=True))
 
 
 class RowsWriter:

@@ -110,7 +110,7 @@ def tokenise(texts: Sequence[Text], cache: Cache, say: Say) -> None:
 
     cache.build_all(
         {name: functools.partial(write, *each) for name, each in parts.items()},
-        is_over=lambda: all(cache.is_complete(text.tokens_name) for text in texts),
+        is_needed=lambda name: not cache.is_complete(parts[name][0].tokens_name),
         report=lambda: progress.update(complete() / MEGABYTE),
     )
 
@@ -131,12 +131,15 @@ def write_part(
         # So few documents are a small text, which can be tokenised again with a smaller share held out; and a text that
         # ends after `data.max_words` is tokenised as one.
         tokens, _ = _write_part(text, part, directory, fraction * limit / held_out, report)
-    if changed := [unit.path for unit in part.units if unit.has_changed()]:
-        raise _changed_text(config.source, str(changed[0]))
+    changed = [str(unit.path) for unit in part.units if unit.has_changed()]
+    # Files may also have been added, or links led elsewhere, since the key was computed.
+    if changed or Text.of(text.layout, text.tokenizer).key != text.key:
+        raise changed_text(config.source, *changed[:1])
     return tokens
 
 
-def _changed_text(source: str, what: str = "the files") -> ValueError:
+def changed_text(source: str, what: str = "the files") -> ValueError:
+    """Return the error for text that changes while it is read."""
     return ValueError(f"{what} of data.source={source!r} were changed while they were read: run the command again")
 
 
@@ -153,17 +156,9 @@ def _write_part(
     count = held_out = characters = 0
 
     def batches() -> Iterator[list[tuple[str, ...]]]:
-        waiting, size = list[Piece](), 0
-        for piece in text.layout.read(part, left_out, fraction):
-            waiting.append(piece)
-            size += sum(map(len, piece.texts))
-            if size >= ENCODED_TOGETHER:
-                together.append(waiting)
-                yield [piece.texts for piece in waiting]
-                waiting, size = [], 0
-        if waiting:
-            together.append(waiting)
-            yield [piece.texts for piece in waiting]
+        for pieces in _together(text.layout.read(part, left_out, fraction)):
+            together.append(pieces)
+            yield [piece.texts for piece in pieces]
 
     with tempfile.TemporaryDirectory() as folder:
         if in_processes := part.size >= IN_PROCESSES:
@@ -191,6 +186,19 @@ def _write_part(
     return writer.tokens, held_out
 
 
+def _together(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Yield pieces in lists that have `ENCODED_TOGETHER` characters, or more by a part of the last piece."""
+    group, size = list[Piece](), 0
+    for piece in pieces:
+        group.append(piece)
+        size += sum(map(len, piece.texts))
+        if size >= ENCODED_TOGETHER:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
 def _encoded(encode: Callable[..., Encoded], tokenizer: Tokenizer | str, texts: Sequence[tuple[str, ...]]) -> Encoded:
     """Return `encode(tokenizer, texts)`; the tokenizer may be given as the folder with its files."""
     return encode(_loaded(tokenizer) if isinstance(tokenizer, str) else tokenizer, texts)
@@ -205,14 +213,10 @@ def write_text(text: Text, cache: Cache, directory: pathlib.Path, say: Say) -> N
     """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`.
 
     They are put together from the parts, which are made first if they are missing.
-
-    Raises ValueError if the text has no tokens, or its files have changed.
     """
     tokenise([text], cache, say)
     writers = {name: functools.partial(write_part, text, part) for name, part in text.parts.items()}
     paths = [cache.build_once(name, write, check_large=True).path for name, write in writers.items()]
-    if Text.of(text.layout, text.tokenizer).key != text.key:
-        raise _changed_text(text.layout.config.source)
     put_together(text, paths, directory, say)
 
 
@@ -247,7 +251,13 @@ class _StoredPart:
 
 
 def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.Path, say: Say) -> None:
-    """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
+    """Write the documents of all parts, in order, as a `TextStore` for each split, and facts about them.
+
+    Of the documents that are held out by their number, so many are for validation that they have about
+    `data.validation_tokens` tokens.
+
+    Raises ValueError if no part has a token.
+    """
     config, vocabulary_size = text.layout.config, text.tokenizer.vocabulary_size
     facts_of_parts = [json.loads((path / "part.json").read_text()) for path in paths]
     firsts = np.cumsum([0, *(facts["documents"] for facts in facts_of_parts)]).tolist()

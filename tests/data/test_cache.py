@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.data import cache, checksums, pipeline, tokens
+from ag_jax.data import cache, checksums, layout, pipeline, tokens
 from ag_jax.data.cache import MANIFEST, Cache
 from ag_jax.data.checksums import CheckedArray
 from ag_jax.data.config import DataConfig
@@ -189,7 +189,7 @@ def config(tmp_path, monkeypatch):
     for number in range(3):
         texts = [text(2 * at, 2 * at + 2) for at in range(35 * number, 35 * number + 35)]
         write_files(tmp_path / "text", {f"{number}.jsonl": json_lines(texts)})
-    monkeypatch.setattr(documents, "PART_SIZE", 1)
+    monkeypatch.setattr(layout, "PART_SIZE", 1)
     return small(tmp_path / "text", "gs://bucket/cache")
 
 
@@ -298,7 +298,8 @@ def test_what_is_wrong_in_the_store_is_noticed_copied_again_or_completed(tmp_pat
 
     monkeypatch.setattr(cache, "_copy", copy)
     assert second.build_once("rows", None).digest("") == made.digest("") and wrong
-    first.remove("rows")
+    first.build_once("later", write_one)
+    first.remove("rows", "later")
     assert not first.is_complete("rows") and not (tmp_path / "first" / "rows").exists()
     for place in (first, Cache(tmp_path / "disk")):
         for name, value in (("name-1", [1, "a"]), ("name-1", {"b": None}), ("name-0", 3)):
@@ -337,8 +338,15 @@ def test_parts_that_a_running_process_writes_are_not_removed(tmp_path):
         content = (tmp_path / f"{left}.lock").read_text()
     (tmp_path / f"{left}.lock").write_text(content.replace('"process_started": "', '"process_started": "0'))
     with store._claimed(running):
-        Cache(tmp_path).remove("part-key-")
-        remaining = {f"{running}.partial-cd", f"{running}.lock", "part-keys-000000-000002"}
+        (tmp_path / "text").mkdir()
+        Cache(tmp_path).remove("part-key-", "text")
+        assert (tmp_path / done).exists(), "what they are for is not complete"
+        store.build_once("text", write_one)
+        with store._claimed("text"):  # by a process that makes it anew
+            Cache(tmp_path).remove("part-key-", "text")
+            assert (tmp_path / done).exists()
+        Cache(tmp_path).remove("part-key-", "text")
+        remaining = {f"{running}.partial-cd", f"{running}.lock", "part-keys-000000-000002", "text"}
         assert {path.name for path in tmp_path.iterdir()} == remaining
-    store.remove("part-key-")
-    assert [path.name for path in tmp_path.iterdir()] == ["part-keys-000000-000002"]
+    store.remove("part-key-", "text")
+    assert {path.name for path in tmp_path.iterdir()} == {"part-keys-000000-000002", "text"}

@@ -16,7 +16,10 @@ def test_sentences_and_documents_come_back(make_store, tmp_path, monkeypatch):
     assert [[sentence.tolist() for sentence in text.document(number)] for number in range(3)] == documents
     assert text.bounds(2) == (3, 6) and text.token_count(0, 2) == 5 and text.token_count(1, 3) == 7
     assert [sentence.tolist() for sentence in text.sentences(1, 4)] == [[8], [59_999], [1, 2]]
-    assert text.tokens.read(2, 6).tolist() == [7, 8, 59_999, 1]
+    pread = store.os.pread
+    with monkeypatch.context() as patch:  # no more than 2 GiB in one call
+        patch.setattr(store.os, "pread", lambda file, size, offset: pread(file, min(size, 3), offset))
+        assert text.tokens.read(2, 6).tolist() == [7, 8, 59_999, 1]
     assert (store.token_dtype(65_536), store.token_dtype(65_537)) == (np.uint16, np.uint32)
 
     monkeypatch.setattr(store, "COPIED_TOGETHER", 2)
@@ -45,11 +48,11 @@ def test_rows_come_back_padded(tmp_path, monkeypatch):
     segments_BL = read.segment_ids(np.array([2, 0, 2]), 6)
     assert segments_BL.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
     assert segments_BL.dtype == np.int32
-    assert read.fill_rate(5) == 10 / 15 and read.text_count == 3
+    assert read.text_count == 3
     counts_V = read.counts(300)
     assert len(counts_V) == 300 and {v: int(n) for v, n in enumerate(counts_V) if n} == {0: 3, 2: 3, 7: 2, 8: 1, 9: 1}
     write_rows(tmp_path / "none", [], 300)
-    assert len(Rows(tmp_path / "none")) == Rows(tmp_path / "none").fill_rate(5) == 0
+    assert len(Rows(tmp_path / "none")) == 0
 
 
 def test_rows_of_several_texts_know_where_each_begins(tmp_path):

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ag_jax.data import checksums, mapping, pipeline, progress, store, tokenizers, tokens
+from ag_jax.data import checksums, layout, mapping, pipeline, progress, store, tokenizers, tokens
 from ag_jax.data.cache import Cache
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.records import sources
@@ -98,7 +98,7 @@ def test_parts_together_are_the_whole_text(config, tokenizer, monkeypatch, capsy
     expected, words = plainly_tokenised(chosen, tokenizer)
     monkeypatch.setattr(progress, "EVERY", 0.0)
     for size in (1, 3000):
-        monkeypatch.setattr(text_documents, "PART_SIZE", size)
+        monkeypatch.setattr(layout, "PART_SIZE", size)
         chosen = dataclasses.replace(chosen, cache_dir=f"{config.cache_dir}-{size}")
         with monkeypatch.context() as patch:
             made, corpus = listed(patch), pipeline.prepare(chosen)
@@ -119,7 +119,7 @@ def test_parts_are_consecutive_files_of_a_size(config, monkeypatch, tokenizer):
     def parts():
         return Documents(config, Cache.of(config)).parts()
 
-    monkeypatch.setattr(text_documents, "PART_SIZE", 7000)
+    monkeypatch.setattr(layout, "PART_SIZE", 7000)
     found, ends = parts(), np.cumsum([len(part.units) for part in parts()]).tolist()
     assert [unit.path for part in found for unit in part.units] == [path for _, path in sources.files(config.source)]
     names = list(tokens.Text(Documents(config, Cache.of(config)), tokenizer, "key").parts)
@@ -127,12 +127,12 @@ def test_parts_are_consecutive_files_of_a_size(config, monkeypatch, tokenizer):
     for part in found[:-1]:
         *before, last = [unit.path.stat().st_size for unit in part.units]
         assert sum(before) < 7000 <= sum(before) + last == part.size
-    monkeypatch.setattr(text_documents, "PART_SIZE", found[0].size)
+    monkeypatch.setattr(layout, "PART_SIZE", found[0].size)
     assert len(parts()[0].units) == len(found[0].units)
 
 
 def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_documents, "PART_SIZE", 20_000)
+    monkeypatch.setattr(layout, "PART_SIZE", 20_000)
     config = dataclasses.replace(config, sequence_length=8)
     by_share = plainly_tokenised(config, tokenizer)[0]
     held_out = by_share["validation"]
@@ -187,6 +187,27 @@ def test_a_file_that_changes_while_or_before_it_is_read_is_an_error(config, tmp_
     assert not list(pathlib.Path(config.cache_dir).glob("text-*"))
 
 
+@pytest.mark.parametrize("of_tokenizer", [True, False])
+def test_a_file_that_comes_and_goes_leaves_nothing_in_the_cache(config, tmp_path, monkeypatch, of_tokenizer):
+    write(tmp_path / "text", {"a.txt": text(0, 90)})
+    config = dataclasses.replace(config, source=str(tmp_path / "text"))
+    if of_tokenizer:
+        config = dataclasses.replace(config, tokenizer=TokenizerConfig(vocabulary_size=300))
+    expected = pipeline.prepare(dataclasses.replace(config, cache_dir=f"{config.cache_dir}-other")).facts()
+    place, name = (pipeline, "_tokenizer_shares") if of_tokenizer else (tokens, "_together")
+    function, other = getattr(place, name), tmp_path / "text" / "b.txt"
+
+    def change_before(*given):
+        other.write_text(text(100, 190))
+        return function(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="changed"):
+        patch.setattr(place, name, change_before)
+        pipeline.prepare(config)
+    other.unlink()
+    assert pipeline.prepare(config).facts() == expected
+
+
 def test_progress_has_a_rate_and_the_time_left(monkeypatch):
     clock = iter([0, 5, 10, 20, 40, 100, 110])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
@@ -206,7 +227,7 @@ def test_progress_has_a_rate_and_the_time_left(monkeypatch):
 @pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_text(config, tmp_path, monkeypatch):
     """Except for some kB for each file, whose name, size and time are in memory."""
-    buffers = {(text_documents, "PART_SIZE"): 15, (tokens, "ENCODED_TOGETHER"): 13, (store, "WRITE_BUFFER"): 12}
+    buffers = {(layout, "PART_SIZE"): 15, (tokens, "ENCODED_TOGETHER"): 13, (store, "WRITE_BUFFER"): 12}
     buffers |= {(sequences, "SENTENCES_TOGETHER"): 8}
     for (module, name), bits in (buffers | {(store, "COPIED_TOGETHER"): 10, (checksums, "BLOCK"): 12}).items():
         monkeypatch.setattr(module, name, 2**bits)

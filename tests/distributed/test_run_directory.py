@@ -7,9 +7,8 @@ import threading
 from etils import epath
 
 from ag_jax.command_line import cli
-from ag_jax.data import cache, tokens
+from ag_jax.data import cache, layout, tokens
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import documents
 from ag_jax.distributed import shared_files
 from ag_jax.finetuning import comparison
 from ag_jax.pretraining import config as pretraining_config
@@ -95,7 +94,7 @@ def test_no_part_of_the_text_is_made_on_two_hosts(tmp_path, monkeypatch):
         return write(text, part, *rest)
 
     monkeypatch.setattr(tokens, "write_part", watched)
-    monkeypatch.setattr(documents, "PART_SIZE", 1500)
+    monkeypatch.setattr(layout, "PART_SIZE", 1500)
     monkeypatch.setattr(cache, "LOOK_EVERY", 0.05)
     folder, workdir = write_documents(tmp_path / "text"), epath.Path(tmp_path / "run")
     tokenizer = TokenizerConfig(vocabulary_size=300)

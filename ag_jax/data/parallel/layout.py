@@ -27,11 +27,10 @@ import numpy as np
 from ag_jax.data import store
 from ag_jax.data.checksums import CheckedArray, Entry, KnownContent
 from ag_jax.data.config import DataConfig
-from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Part, Piece
+from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Part, Piece, parts_of
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import Pair
 from ag_jax.data.store import WRITTEN_TOGETHER, Block, Row, Rows, TextStore
-from ag_jax.data.text.documents import grouped
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 WITHOUT_TEXT, UNEQUAL, TOO_LONG = REASONS = ("without text", "of unequal lengths", "too long")
@@ -96,10 +95,7 @@ class Pairs:
     def parts(self) -> list[Part]:
         """Return the parts of the corpus: consecutive files, those for validation last."""
         validation = pairs.validation(self.config)
-        return [
-            *(Part(group, 0 if validation else UNDECIDED) for group in grouped(pairs.training(self.config).units())),
-            *(Part(group, 1) for group in grouped(validation.units() if validation else ())),
-        ]
+        return parts_of(pairs.training(self.config).units(), validation.units() if validation else ())
 
     def read(self, part: Part, left_out: Counter[str], fraction: float) -> Iterator[Piece]:
         """Yield the pairs of a part that are used, and count the others by split and reason.
@@ -137,9 +133,7 @@ class Pairs:
     ) -> Iterator[tuple[Block, ...]]:
         """Yield the rows of a stored split, a block for each side; pairs that are too long are counted in `facts`."""
         rows = self._rows(TextStore(directory), special.end, split, facts)
-        rows = _sorted(rows) if self.config.pack else rows
-        while together := list(itertools.islice(rows, WRITTEN_TOGETHER)):
-            yield tuple(Block.of(side) for side in zip(*together, strict=True))
+        yield from store.blocks(_sorted(rows) if self.config.pack else rows)
 
     def _rows(self, texts: TextStore, end: int, split: str, facts: dict[str, Any]) -> Iterator[tuple[Row, Row]]:
         """Yield (source row, target row) with end tokens for each stored pair that is not too long."""

@@ -130,15 +130,6 @@ def content(item: list[Any]) -> str:
     return str([value for value in item if not isinstance(value, dict)])
 
 
-def is_surely_within(items: list[Any], characters: int) -> bool:
-    """Return whether the file names and sizes in `items` show that a text has at most `characters` characters.
-
-    A character has at least one byte, except in compressed files.
-    """
-    sizes = [item[1] for item in items if is_plain_file(item)]
-    return len(sizes) == sum(item[0] != "sotu" for item in items) and sum(sizes) <= characters
-
-
 def is_plain_file(item: list[Any]) -> bool:
     """Return whether an item of `identity` is a file with at least one byte for each character of its text."""
     return (

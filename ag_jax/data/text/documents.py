@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,16 +16,13 @@ from ag_jax.data import store
 from ag_jax.data.cache import Cache, key
 from ag_jax.data.checksums import Entry, KnownContent
 from ag_jax.data.config import DataConfig
-from ag_jax.data.layout import UNDECIDED, Encoded, Part, Piece
+from ag_jax.data.layout import Encoded, Part, Piece, parts_of
 from ag_jax.data.records import babylm, sources
 from ag_jax.data.records.files import warn_once
-from ag_jax.data.records.units import Unit
 from ag_jax.data.store import Block, Rows
 from ag_jax.data.text import holdout, sequences
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
-
-PART_SIZE = 2**28  # bytes of files after which a part is given no further file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +80,16 @@ class Documents:
     def parts(self) -> list[Part]:
         """Return the parts of the text in order; reads at most the first 100 documents.
 
-        A part takes consecutive files until they have at least `PART_SIZE` bytes, so that every process finds the same
-        parts in the same list of files. Texts of fewer than 100 documents are a single part, because the sentences that
-        are held out from a document depend on those held out before (`holdout`). So is a text that ends after
-        `data.max_words`, because where it ends depends on all that comes before.
+        Every process finds the same parts in the same list of files. Texts of fewer than 100 documents are a single
+        part, because the sentences that are held out from a document depend on those held out before (`holdout`). So is
+        a text that ends after `data.max_words`, because where it ends depends on all that comes before.
         """
         config = self.config
         units = list(sources.units(config.source, config.skip_words))
         held_out = list(sources.units(config.validation_source)) if config.validation_source else []
         if config.max_words is not None or not (held_out or holdout.holds_out_documents(config)):
             return [Part((*units, *held_out), None)]
-        return [
-            *(Part(group, 0 if held_out else UNDECIDED) for group in grouped(units)),
-            *(Part(group, 1) for group in grouped(held_out)),
-        ]
+        return parts_of(units, held_out)
 
     def read(self, part: Part, left_out: Counter[str], fraction: float) -> Iterator[Piece]:
         """Yield the pieces of a part, and count the words and documents that `data.skip_words` leaves out.
@@ -136,19 +129,6 @@ class Documents:
     def open(directory: pathlib.Path, entry: Entry | None = None) -> Rows:
         """Return the stored rows of a split."""
         return Rows(directory, entry)
-
-
-def grouped(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
-    """Return consecutive files or pieces of data sets in groups; a group is full when it has `PART_SIZE` bytes."""
-    groups: list[list[Unit]] = []
-    size = PART_SIZE
-    for unit in units:
-        if size >= PART_SIZE:
-            groups.append([])
-            size = 0
-        groups[-1].append(unit)
-        size += unit.size
-    return [tuple(group) for group in groups]
 
 
 def identity(cache: Cache, source: str) -> list[Any]:

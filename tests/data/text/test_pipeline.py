@@ -237,7 +237,6 @@ def test_damage_in_the_cache_is_noticed(config, tmp_path, monkeypatch, capsys):
         ("rows-*/train/tokens.bin", ours, False),
         ("rows-*/train/tokens.bin", dataclasses.replace(ours, verify_cache=True), True),
         ("rows-*/train/rows.json", ours, True),
-        ("text-*/train/store.json", ours, True),
         ("text-*/train/tokens.bin", longer, True),
         ("tokenizer-*/tokenizer.json", ours, True),
         ("files-*/files.json", ours, True),
