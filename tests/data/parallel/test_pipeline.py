@@ -161,7 +161,9 @@ def test_files_that_change_while_or_after_they_are_read(config, corpus, folder, 
 @pytest.mark.parametrize("start", [None, 0])
 def test_the_first_input_is_the_start_token(corpus, config, start):
     expected = corpus.tokenizer.specials.pad if start is None else start
-    batch = pipeline.Batches(corpus.train, corpus.tokenizer, config, 4, 0, start).at(2)
+    batch = pipeline.batches(corpus, config, 4, 0, start).at(2)
+    empty = pipeline.empty_batch(config, 4)
+    assert {name: field.shape for name, field in batch.items()} == {name: field.shape for name, field in empty.items()}
     (held_out, *_) = pipeline.validation_batches(corpus, config, 4, start=start)
     for found in (batch, held_out):
         for tokens_T, numbers_T in zip(found["target_tokens"], found["target_segment_ids"], strict=True):

@@ -219,6 +219,7 @@ def test_validation_has_every_row_once_and_always_the_same_masks(corpus, config,
     rows = np.append(rows, [-1] * (-len(rows) % 7))
     keys = {"example_B": rows, "epoch_B": np.zeros_like(rows), "seed": 0}
     made = list(pipeline.validation_batches(corpus, config, 7, most=most))
+    assert len(made) == pipeline.validation_batch_count(corpus, 7, most)
     assert_equal(joined(made), batching.make_batch(config, corpus.validation, corpus.tokenizer, **keys))
     # A host may feed some of the rows, also of the last batch.
     some = np.array([1, 2, 6])
