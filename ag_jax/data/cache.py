@@ -146,21 +146,19 @@ class Cache:
         beginning: the beginning of the names of the directories.
         successor: name of the directory that was made of them.
         """
-        if self.is_complete(successor):
-            with self._claimed(successor) as claim:
-                if claim:
-                    self._remove(beginning)
-
-    def _remove(self, beginning: str) -> None:
         roots = [root for root in (self.local, self.remote) if root is not None]
         paths = (path for root in roots for path in epath.Path(root).glob(f"{beginning}*"))
-        for name in {path.name.partition(PARTIAL)[0].removesuffix(".lock") for path in paths}:
-            with self._claimed(name) as claim:
-                if claim:
-                    self._remove_partial(name)
-                    shutil.rmtree(self.local / name, ignore_errors=True)
-                    if self.remote is not None and (self.remote / name).exists():
-                        (self.remote / name).rmtree()
+        names = {path.name.partition(PARTIAL)[0].removesuffix(".lock") for path in paths}
+        if not names or not self.is_complete(successor):  # a cache that has all may be one that cannot be written
+            return
+        with self._claimed(successor) as claim_of_successor:
+            for name in names if claim_of_successor else ():
+                with self._claimed(name) as claim:
+                    if claim:
+                        self._remove_partial(name)
+                        shutil.rmtree(self.local / name, ignore_errors=True)
+                        if self.remote is not None and (self.remote / name).exists():
+                            (self.remote / name).rmtree()
 
     def remember(self, name: str, value: Any) -> None:
         """Store a JSON value under a name, in place of an earlier one."""
