@@ -166,8 +166,8 @@ class DataConfig:
     cache_dir: directory of prepared text, on a disk or at gs://; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
-    verify_cache: compare all cached files with their checksums before training starts; otherwise files of more than 64
-        MiB are compared block by block, when a block is first read.
+    verify_cache: compare all cached files that the run reads with their checksums before training starts; otherwise
+        files of more than 64 MiB are compared block by block, when a block is first read.
     accept_changed_text: resume a run although its text has changed since the run began.
     """
 
