@@ -300,15 +300,15 @@ class Block(NamedTuple):
 
     tokens: token ids of the rows, one after the other.
     lengths: number of tokens of each row.
+    text_starts: index in the block's `tokens` at which each text begins; packed rows have several texts.
     second_start, is_random_next: of each row; ignored in formats without pairs of segments.
-    text_starts: index in the block's `tokens` at which each text begins; None if every row is one text.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
+    text_starts: np.ndarray
     second_start: np.ndarray | None = None
     is_random_next: np.ndarray | None = None
-    text_starts: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Block":
@@ -318,15 +318,10 @@ class Block(NamedTuple):
         return cls(
             np.concatenate([row.tokens for row in rows]),
             lengths,
+            np.concatenate([begin + np.asarray(row.text_starts) for begin, row in zip(begins, rows, strict=True)]),
             np.array([row.second_start for row in rows], np.int32),
             np.array([row.is_random_next for row in rows], np.int8),
-            np.concatenate([begin + np.asarray(row.text_starts) for begin, row in zip(begins, rows, strict=True)]),
         )
-
-    @property
-    def text_count(self) -> int:
-        """The number of texts of the rows; packed rows have several."""
-        return len(self.lengths) if self.text_starts is None else len(self.text_starts)
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a block without pairs, each of one text."""
@@ -368,9 +363,9 @@ class RowsWriter:
 
     def append(self, block: Block) -> None:
         """Add the rows of a block."""
-        values = {**block._asdict(), "ends": self.end + np.cumsum(block.lengths)}
-        if block.text_starts is not None:  # they count from the block, here from the first row
-            values["text_starts"] = self.end + block.text_starts
+        # Ends and starts count from the block, in the files from the first row.
+        places = {"ends": self.end + np.cumsum(block.lengths), "text_starts": self.end + block.text_starts}
+        values = {**block._asdict(), **places}
         for name, writer in self._writers.items():
             writer.append(values[name])
         self.end += len(block.tokens)

@@ -61,7 +61,7 @@ def make(config: DataConfig, directory: pathlib.Path, special: SpecialTokens) ->
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Where a stretch of a text is cut into rows; all numbers count the tokens of the text.
+    """Row boundaries in a range of a text, as indices into the tokens of the whole text.
 
     begins: the first token of each row.
     end: the token after the last row.
@@ -90,7 +90,7 @@ def _filled(store: TextStore, cut: Cut, special: SpecialTokens) -> Block:
         tokens[places] = id
         is_text[places] = False
     tokens[is_text] = text
-    return Block(tokens, lengths, text_starts=start)
+    return Block(tokens, lengths, start)
 
 
 def _equal_cuts(store: TextStore, room: int) -> Iterator[Cut]:
