@@ -105,7 +105,7 @@ class Cache:
                 if claim:
                     return self._make(name, write, check_large, claim)
             interruption.check()
-            if not is_told:
+            if not is_told:  # once, because the wait may take hours
                 print(f"data: waiting for {name}, which another process is making", file=sys.stderr, flush=True)
                 is_told = True
             time.sleep(LOOK_EVERY)

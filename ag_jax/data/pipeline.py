@@ -115,6 +115,7 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
     """
     layout, config, tokenizer = text.layout, text.layout.config, text.tokenizer
     facts = json.loads((stored / FACTS).read_text())
+    # A counter, because the layout counts what it leaves out of the rows, too.
     facts["left_out"], facts["rows"] = Counter(facts["left_out"]), {}
     has_pairs = config.format in PAIR_FORMATS
     for split in SPLITS:
@@ -131,7 +132,7 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
             for writer, block in zip(writers, sides, strict=True):
                 writer.append(block)
                 done += len(block.tokens)
-            rows, texts = rows + len(sides[0].lengths), texts + sides[0].text_count
+            rows, texts = rows + len(sides[0].lengths), texts + len(sides[0].text_starts)
             progress.update(done / 1e6)
         for writer in writers:
             writer.close()
@@ -234,6 +235,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
         texts = _TokenizerText(layouts, _tokenizer_shares(config, layouts, say))
         say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         interruption.wait_for(functools.partial(tokenizers.train, config.tokenizer, texts)).save(directory)
+        # The name of the directory stands for the files as they were before they were read.
         if [layout.identity() for layout in layouts] != identities:
             raise tokens.changed_text(config.source)
 
@@ -314,7 +316,7 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
                 done += size
                 progress.update(done / 1e6)
         (directory / "files.json").write_text(json.dumps(hashes))
-        if layout.identity() != identity:
+        if layout.identity() != identity:  # which the name of the directory stands for
             raise tokens.changed_text(config.source)
 
     identity = layout.identity()
