@@ -130,14 +130,9 @@ def bucket_server():
 @pytest.fixture
 def bucket(bucket_server, monkeypatch):
     """Point paths at gs:// to an empty bucket, `gs://bucket`; the server (`tests.bucket.Server`)."""
-    from ag_jax.distributed import storage
-    from ag_jax.distributed.bucket import Bucket
-
     bucket_server.reset("bucket")
     for name, value in bucket_server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Bucket, "_gave_up", False)
-    monkeypatch.setattr(storage, "_patience", 20.0)
     yield bucket_server
     bucket_server.reset()
 

@@ -142,7 +142,6 @@ def run_verb(verb: Any) -> None:
         print(json.dumps(schema.to_dict(verb.config.settings), indent=2))
         return
     topology.silence_libtpu()
-    storage.set_patience(verb.store_timeout)
     if getattr(verb, "trust_code", False):
         imported.trust_all()
     if isinstance(verb, OnHosts):
@@ -394,8 +393,8 @@ RUN_BY: dict[str, Callable[[Any], None]] = {
 def run_safely(verb: Verb) -> int:
     """Run a verb, print any error as one message, and return the exit status of the program.
 
-    0: done; 1: an error; `interruption.AGAIN`: another host was lost, or SIGTERM stopped the command: start it again;
-    130: stopped by Ctrl-C.
+    0: done; 1: an error; `interruption.AGAIN`: another host was lost, a bucket does not answer, or SIGTERM stopped the
+    command: start it again; 130: stopped by Ctrl-C.
     """
     try:
         run_verb(verb)
@@ -408,7 +407,8 @@ def run_safely(verb: Verb) -> int:
             return 128 + signal.SIGPIPE
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         remedy = f"; the limit is {limit}: raise it, as by `ulimit -n 4096`" if error.errno == errno.EMFILE else ""
-        return _failed(1, f"ag-jax {verb.name}: {error}{remedy}")
+        status = interruption.AGAIN if isinstance(error, storage.StoreUnavailableError) else 1
+        return _failed(status, f"ag-jax {verb.name}: {error}{remedy}")
     except (ValueError, NonFiniteError, CorruptCheckpointError) as error:
         return _failed(1, f"ag-jax {verb.name}: {error}")
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

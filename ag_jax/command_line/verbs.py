@@ -26,7 +26,7 @@ KINDS: dict[type, tuple[str, str]] = {
 PLACEHOLDERS = {  # what stands for the value of a flag in help; of other flags the name in capitals
     **dict.fromkeys(("workdir", "to"), "DIR"),
     **dict.fromkeys(("input", "output", "html"), "FILE"),
-    **dict.fromkeys(("join_timeout", "store_timeout"), "SECONDS"),
+    "join_timeout": "SECONDS",
     **{"from": "MODEL", "coordinator": "HOST:PORT", "price": "DOLLARS", "push": "NAME"},
 }
 Step = int | Literal["best"] | None
@@ -47,7 +47,6 @@ class Verb:
     trust_code: import functions that files of the opened run or trial name, such as custom patterns: this executes
         their modules
     print_config: print all settings as JSON and stop
-    store_timeout: seconds for which a request to a bucket that fails or does not answer is repeated
 
     Class attributes: `name`, the word after `ag-jax`; `examples`, commands to copy; `kinds`, the dataclasses that its
     --config may be made for, empty if it reads no config.
@@ -56,8 +55,6 @@ class Verb:
     name: ClassVar[str]
     examples: ClassVar[Names]
     kinds: ClassVar[tuple[type, ...]] = ()
-
-    store_timeout: int = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,18 @@
-"""Access to Google Cloud Storage for paths at `gs://`: gcsfs with other rules for failures.
+"""Access to Google Cloud Storage for paths at `gs://`: gcsfs, whose failures are explained in one line.
 
-* A request that fails for a reason that may pass, such as a lost connection, is repeated for `storage.patience()`
-  seconds. gcsfs itself gives up after half a minute, and waits without a limit for a store that does not answer.
-* Every other failure is a `storage.StoreError`, whose one line says what failed, where, and what helps. `exists` and
-  `is_dir` raise it, too, in place of the answer False.
+* A failure that lasts is a `storage.StoreError`, whose line says what failed, where, and what helps. `exists` and
+  `is_dir` raise it, too, in place of the answer False. gcsfs repeats requests for half a minute before; one that it
+  gave up is a `storage.StoreUnavailableError`.
+* A request that is not answered ends after `ANSWER_WITHIN` seconds; gcsfs would wait without a limit.
 * Listings are not cached, because other processes change the same directories.
 
 This module needs the package gcsfs, which `pip install 'ag_jax[gcs]'` installs. fsspec imports this module when a path
 at `gs://` is first used, as `storage` registers it.
 """
 
-import asyncio
-import io
 import json
-import random
+import logging
 import re
-import sys
-import time
 import urllib.parse
 from typing import Any
 
@@ -27,71 +23,33 @@ import google.auth.exceptions
 
 from ag_jax.distributed import storage
 
-LONGEST_PAUSE = 32.0  # seconds between two tries of a request
-WARN_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
-# Seconds for which requests are repeated after one was given up, until the store answers again.
-PATIENCE_AFTER_FAILURE = 5.0
-LARGE = 2**20  # bytes; aiohttp warns of longer ones in one piece
-_ONCE = gcsfs.core.GCSFileSystem._request.__wrapped__  # without the repetitions of gcsfs
+ANSWER_WITHIN = 60.0  # seconds for a connection, and between two parts of an answer
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises, too
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 
 
 class Bucket(gcsfs.core.GCSFileSystem):
-    """File system of Google Cloud Storage that repeats failed requests, and explains other failures in one line."""
-
-    # Until the store answers again: whether a line says that it fails, and whether a request was given up.
-    _has_warned, _gave_up = False, False
+    """File system of Google Cloud Storage that explains failures in one line."""
 
     def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options | {"use_listings_cache": False})
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_WITHIN, sock_read=ANSWER_WITHIN)
+        super().__init__(*arguments, **options | {"use_listings_cache": False, "requests_timeout": timeout})
 
     async def _request(self, method: str, path: str, *names: str, **options: Any) -> Any:
-        """Send a request, repeated while its failure may pass; return (status, headers, information, content).
+        """Send a request as gcsfs does, with its repetitions; return (status, headers, information, content).
 
         Raises FileNotFoundError, FileExistsError if a condition of the request does not hold, and `storage.StoreError`
         for all other failures.
         """
-        began, tries, patience = time.monotonic(), 0, storage.patience()
-        if Bucket._gave_up:  # a command that ends because of it need not wait again, such as to remove its lock
-            patience = min(patience, PATIENCE_AFTER_FAILURE)
-        deadline = began + patience
-        address, data = _address(path, names, options), options.get("data")
-        while True:
-            seconds_left = deadline - time.monotonic()
-            # A connection can be lost without notice, so another one is tried before the time is over.
-            silence = max(1.0, min(seconds_left, patience / 3))
-            self.requests_timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
-            if isinstance(data, bytes | bytearray | memoryview) and len(data) > LARGE:
-                options["data"] = io.BytesIO(data)  # sent in pieces, so that other requests are answered meanwhile
-            try:
-                answer = await _ONCE(self, method, path, *names, **options)
-            except FileNotFoundError:
+        try:
+            return await super()._request(method, path, *names, **options)
+        except Exception as error:
+            address = _address(path, names, options)
+            if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"{address} does not exist") from None
-            except FileExistsError:
+            if isinstance(error, FileExistsError):
                 raise FileExistsError(f"{address} was written by another process") from None
-            except Exception as error:
-                if not _may_pass(error):
-                    raise _lasting(error, method, address) from error
-                pause = min(2.0**tries, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
-                if time.monotonic() + pause > deadline:
-                    Bucket._gave_up = True
-                    raise storage.StoreError(
-                        f"{address} cannot be {_DONE_BY.get(method, 'written')}: the store failed for "
-                        f"{patience:g} seconds ({_reason(error)}). Check the network and run the same "
-                        "command again; --store_timeout=SECONDS sets how long to try"
-                    ) from error
-                if time.monotonic() - began > WARN_AFTER and not Bucket._has_warned:
-                    Bucket._has_warned = True
-                    print(
-                        f"{address}: the store fails ({_reason(error)}); trying for {patience:g} seconds",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                tries += 1
-                await asyncio.sleep(pause)
-            else:
-                Bucket._has_warned = Bucket._gave_up = False
-                return answer
+            raise _explained(error, method, address) from error
 
     async def _isdir(self, path: str) -> bool:
         return await self._is("directory", path)
@@ -144,27 +102,21 @@ class Bucket(gcsfs.core.GCSFileSystem):
             pass
 
 
-def _may_pass(error: Exception) -> bool:
-    """Return whether a failed request may succeed when it is repeated."""
-    if isinstance(error, gcsfs.retry.HttpError) and str(error.code) == "401":
-        return False
-    return gcsfs.retry.is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
-
-
-def _lasting(error: Exception, method: str, address: str) -> storage.StoreError:
-    """Return the exception, with advice, for a failed request that repetition would not help."""
-    verb = _DONE_BY.get(method, "written")
-    text = _reason(error)
+def _explained(error: Exception, method: str, address: str) -> storage.StoreError:
+    """Return the exception, with advice, for a request that failed."""
+    what, text = f"{address} cannot be {_DONE_BY.get(method, 'written')}", _reason(error)
     if text.startswith("Forbidden"):  # with this beginning, gcsfs tries to list an object that it may not read
         return storage.StoreError(
-            f"Forbidden: {address} cannot be {verb} with these credentials: give them the role Storage Object Admin "
-            "for the bucket, or use others (gcloud auth application-default login)"
+            f"Forbidden: {what} with these credentials: give them the role Storage Object Admin for the bucket, or use "
+            "others (gcloud auth application-default login)"
         )
     if isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401:
-        return storage.StoreError(
-            f"{address} cannot be {verb} without credentials ({text}): gcloud auth application-default login"
+        return storage.StoreError(f"{what} without credentials ({text}): gcloud auth application-default login")
+    if gcsfs.retry.is_retriable(error):
+        return storage.StoreUnavailableError(
+            f"{what}, because the store does not answer ({text}): check the network and run the same command again"
         )
-    return storage.StoreError(f"{address} cannot be {verb}: {text}")
+    return storage.StoreError(f"{what}: {text}")
 
 
 def _reason(error: Exception) -> str:

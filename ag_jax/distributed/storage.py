@@ -21,34 +21,19 @@ from etils import epath
 
 T = TypeVar("T")
 
-PATIENCE = 300.0  # seconds for which a request to an object store is repeated, by default
-
 UPLOAD_EVERY = 30.0  # seconds between two uploads of a growing file, apart from those of `flush`
 
 os.environ.setdefault("EPATH_USE_TF", "false")  # etils would use TensorFlow where it is installed
 for _protocol in ("gs", "gcs"):
     fsspec.register_implementation(_protocol, "ag_jax.distributed.bucket.Bucket", clobber=True)
-_patience = PATIENCE
 
 
 class StoreError(OSError):
     """Error of an object store, whose message says in one line what failed, where, and what helps."""
 
 
-def patience() -> float:
-    """Return for how many seconds failed requests to an object store are repeated."""
-    return _patience
-
-
-def set_patience(seconds: float) -> None:
-    """Set for how many seconds this process repeats failed requests to an object store, at least one second.
-
-    Raises ValueError for less.
-    """
-    global _patience
-    if seconds < 1:
-        raise ValueError(f"--store_timeout must be at least 1 second, got {seconds:g}")
-    _patience = seconds
+class StoreUnavailableError(StoreError):
+    """Error of an object store that does not answer, or not now: the same command may succeed later."""
 
 
 def is_remote(path: epath.PathLike) -> bool:

@@ -18,7 +18,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint._src.path import gcs_utils
-from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from ag_jax.distributed import hosts, storage
 from ag_jax.training import damage, metrics
@@ -132,12 +131,15 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self._policy, read_only=alone, create=not alone, multiprocessing_options=together
         )
-        handlers = {
-            "state": ocp.StandardCheckpointHandler(multiprocessing_options=together),
-            "progress": ocp.JsonCheckpointHandler(multiprocessing_options=together),
-        }
+        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        state = ocp.StandardCheckpointHandler(multiprocessing_options=together)
+        progress = ocp.JsonCheckpointHandler(multiprocessing_options=together)
+        for arguments in (ocp.args.StandardSave, ocp.args.StandardRestore):
+            handlers.add("state", arguments, state)
+        for arguments in (ocp.args.JsonSave, ocp.args.JsonRestore):
+            handlers.add("progress", arguments, progress)
         try:
-            return ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
+            return ocp.CheckpointManager(self._directory, options=options, handler_registry=handlers)
         except OSError:  # missing permissions or too many open files do not mean damage
             raise
         # Orbax checks the values of its metadata one by one, with many types of errors.
@@ -217,9 +219,10 @@ class Checkpoints:
             yield
         except Exception as error:
             if storage.is_remote(self._directory):  # which may fail again, so nothing is read there
-                raise storage.StoreError(
-                    f"cannot write a checkpoint to {self._directory}: {damage.store_failure(error)}. Complete "
-                    "checkpoints are not affected: run the same command again, which resumes from the newest"
+                failure = damage.store_failure(error)
+                raise type(failure)(
+                    f"cannot write a checkpoint to {self._directory}: {failure}. Complete checkpoints are not "
+                    "affected: run the same command again, which resumes from the newest"
                 ) from error
             whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
             advice = "Free some disk space" if damage.is_full(error) else "Remove the cause"
@@ -386,30 +389,16 @@ def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _adapt_orbax() -> None:
-    """Give Orbax the same time limits and permissions for object stores as the rest of the package has.
+    """Let TensorStore end a request that is not answered, and let Orbax not ask whether a bucket has folders.
 
-    TensorStore, which reads and writes the arrays, gives up after `storage.patience()` seconds. Its own limit is a
-    quarter of an hour for requests that fail, and none for those that are not answered. The wait before a repetition
-    doubles each time, from a second on. A request that is not answered ends after a tenth of the time, so that a silent
-    store is given up after twice the time at most.
-
-    Orbax does not ask whether a bucket has folders, for which it would need the permission to describe the bucket, in
-    addition to those of the role Storage Object Admin. If it has, empty folders stay behind deleted checkpoints.
+    TensorStore waits for an answer without a limit otherwise. To ask about folders, Orbax would need the permission to
+    describe the bucket, in addition to those of the role Storage Object Admin. If the bucket has them, empty folders
+    stay behind deleted checkpoints.
     """
-    patience = storage.patience()
-    longest = max(1.0, patience / 4)
-    waits, retries = 0.0, 0
-    while waits < patience:
-        waits, retries = waits + min(2.0**retries, longest), retries + 1
-    tries = {"max_retries": retries, "initial_delay": "1s", "max_delay": f"{longest:g}s"}
-    # Orbax offers no settings for these. All its reads and writes copy the two tables.
-    for context in (tensorstore_utils._BASE_TS_CONTEXT, tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT):
-        context["gcs_request_retries"] = tries
-    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
-    silence = str(max(1, round(patience / 10)))
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # there is no public setting
     os.environ |= {  # TensorStore reads them once
-        "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": silence,
-        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": silence,
+        "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "60",
+        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
         "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
     }
 

@@ -41,9 +41,8 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
     if obstacle is None:
         return CorruptCheckpointError(step, cause_of(error))
     if storage.is_remote(folder):
-        return storage.StoreError(
-            f"cannot read the checkpoint of step {step}: {store_failure(obstacle)}. Nothing was changed in {folder}"
-        )
+        failure = store_failure(obstacle)
+        return type(failure)(f"cannot read the checkpoint of step {step}: {failure}. Nothing was changed in {folder}")
     return OSError(
         f"cannot read the checkpoint of step {step}: {first_line(obstacle)}\n"
         f"This says nothing about the content of {folder}, so nothing was changed. Run the same command again when the "
@@ -64,17 +63,17 @@ def first_line(error: Any) -> str:
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
-def store_failure(error: BaseException) -> str:
-    """Return, in one line, why an object store could not be read or written, and what the user can do."""
+def store_failure(error: BaseException) -> storage.StoreError:
+    """Return an exception that says in one line why an object store could not be read or written, and what helps."""
     failure = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
     if failure is not None:
-        return str(failure)
+        return failure
     cause = cause_of(error)
     if "PERMISSION_DENIED" in cause:
-        return f"{cause}. Give these credentials the role Storage Object Admin for the bucket"
-    if "retry attempts failed" in cause:
-        return f"{cause}. Check the network; --store_timeout=SECONDS sets how long to try"
-    return cause
+        return storage.StoreError(f"{cause}. Give these credentials the role Storage Object Admin for the bucket")
+    if "retry attempts failed" in cause:  # in the words of TensorStore
+        return storage.StoreUnavailableError(f"{cause}. Check the network")
+    return storage.StoreError(cause)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -129,7 +129,7 @@ class MetricWriter:
         try:
             yield
         except storage.StoreError as error:
-            raise storage.StoreError(f"cannot write metrics: {error}. Complete checkpoints are not affected") from error
+            raise type(error)(f"cannot write metrics: {error}. Complete checkpoints are not affected") from error
         except OSError as error:
             raise OSError(
                 f"cannot write metrics to {self._workdir}: {error.strerror or error}\n"

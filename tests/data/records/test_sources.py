@@ -10,8 +10,10 @@ import sys
 import types
 import uuid
 from collections import Counter
+from unittest import mock
 
 import fsspec
+import gcsfs.retry
 import huggingface_hub
 import pytest
 import tensorflow_datasets as tfds
@@ -22,7 +24,6 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
 from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
 from ag_jax.data.text import documents, mixture
-from ag_jax.distributed import storage
 from tests.bucket import CUT
 from tests.data.conftest import json_lines, small, tar, text, write
 
@@ -490,7 +491,7 @@ def test_what_is_wrong_in_a_bucket_is_named(both, bucket, monkeypatch):
     bucket.plan = lambda asked: 403
     with pytest.raises(ValueError, match="gs://bucket/books.*Forbidden"):
         list(sources.documents("gs://bucket/books"))
-    monkeypatch.setattr(storage, "_patience", 1.0)  # a network that fails is not called damage
+    monkeypatch.setattr(gcsfs.retry, "asyncio", mock.Mock(sleep=mock.AsyncMock()))  # repeats without a pause
     bucket.plan = lambda asked: CUT if asked.kind == "read" else None
     with pytest.raises(OSError, match="StoreError") as raised:
         list(sources.documents("gs://bucket/books/a.jsonl"))
