@@ -52,7 +52,7 @@ def launch(options: dict) -> dict:
     places = dict(zip(("cloud", "region", "zone"), place, strict=True))
     task = command._make_task_or_dag_from_entrypoint_with_overrides(**places, **{name: options[name] for name in names})
     (best,) = task.resources
-    if options["infra"] is None:  # others ask a cluster what it has
+    if place[0] not in ("kubernetes", "slurm"):  # these would be asked what they have
         with sky.Dag() as dag:
             dag.add(task)
         Optimizer.optimize(dag, quiet=True)

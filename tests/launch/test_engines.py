@@ -83,14 +83,16 @@ def test_skypilot_finds_machines_for_the_commands_of_the_page(dry_runs, name, ma
 def run_script(script: str, home: pathlib.Path, *, nodes=1, rank=0, gpus=4, **variables) -> subprocess.CompletedProcess:
     """Run a script of launch/sky.yaml, as SkyPilot wraps it, with stand-ins for ag-jax, uv and launch/setup.sh."""
     checkout = home / "sky_workdir"
-    stand_in(checkout / ".venv" / "bin" / "ag-jax", 'printf "<%s>" "$@"; exit "${STATUS:-0}"')
+    stand_in(checkout / ".venv" / "bin" / "ag-jax", 'printf "<%s>" "$@"; eval "$ENDS"')
     stand_in(checkout / "launch" / "setup.sh", 'set_up() { echo "set_up $*"; [ -z "$FAILS" ] || exit 1; }')
     stand_in(home / ".local" / "bin" / "uv", 'echo "uv $*"')
     addresses = "\n".join(f"10.0.0.{2 + index}" for index in range(nodes))
     of_skypilot = {"NUM_NODES": nodes, "NODE_RANK": rank, "NODE_IPS": addresses, "NUM_GPUS_PER_NODE": gpus}
     variables |= {f"SKYPILOT_{name}": str(value) for name, value in of_skypilot.items()}
     environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"} | variables
-    return subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    (home / "script").write_text(script)
+    options = {"capture_output": True, "text": True, "start_new_session": True}
+    return subprocess.run(["bash", "-i", home / "script"], env=environment, stdin=subprocess.DEVNULL, **options)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +112,17 @@ def test_skypilot_runs_the_command_with_the_flags_for_its_hosts(dry_runs, tmp_pa
     parser.parse(["train", "--config=quickstart:arm=ag", *words[2:]])
 
 
-@pytest.mark.parametrize("status", ["0", "1", "75"])
-def test_skypilot_gets_the_exit_status_of_the_command(dry_runs, tmp_path, status):
-    assert str(run_script(dry_runs["slurm"]["run"], tmp_path, nodes=2, STATUS=status).returncode) == status
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 1", 1),
+        ("exit 75", 75),
+        ("trap 'exit 75' TERM; kill -TERM 0; sleep 9", 75),  # a machine that shuts down signals all processes
+    ],
+)
+def test_skypilot_gets_the_exit_status_of_the_command(dry_runs, tmp_path, ends, status):
+    assert run_script(dry_runs["slurm"]["run"], tmp_path, nodes=2, ENDS=ends).returncode == status
 
 
 def test_the_setup_ends_where_an_installation_fails(dry_runs, tmp_path):
@@ -157,6 +167,8 @@ def test_hosts_chips_and_command_of_the_jobset_agree(accelerator):
     else:
         assert (resource, flags.hosts) == ("nvidia.com/gpu", str(job["parallelism"]))
         assert spec["coordinator"]["replicatedJob"] == spec["replicatedJobs"][0]["name"]
+        variables = {variable["name"] for variable in container["env"]} | {"JOB_COMPLETION_INDEX"}  # the Job sets this
+        assert set(re.findall(r"\$\((\w+)\)", " ".join(container["args"]))) == variables
 
 
 @pytest.mark.parametrize(("status", "restarts"), [(1, False), (2, False), (75, True), (134, True), (137, True)])
