@@ -100,8 +100,8 @@ def run_script(script: str, home: pathlib.Path, *, nodes=1, rank=0, gpus=4, **va
     [
         (1, 0, 0, []),
         (1, 0, 4, []),
-        (2, 0, 8, ["--coordinator=10.0.0.2:8476", "--hosts=2", "--host=0"]),
-        (2, 1, 8, ["--coordinator=10.0.0.2:8476", "--hosts=2", "--host=1"]),
+        (2, 0, 8, ["--coordinator=10.0.0.2:8482", "--hosts=2", "--host=0"]),
+        (2, 1, 8, ["--coordinator=10.0.0.2:8482", "--hosts=2", "--host=1"]),
         (4, 3, 0, ["--hosts=auto"]),  # a TPU slice
     ],
 )
