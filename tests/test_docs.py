@@ -176,6 +176,8 @@ def commands(lines: Iterable[str]) -> list[list[str]]:
     for line in lines:
         if elsewhere := re.search(r'--command[= ]"([^"]*)"', line):
             line = elsewhere[1]
+        elif elsewhere := re.search(r'--env COMMAND="([^"]*)"', line):  # of launch/sky.yaml
+            line = f"ag-jax {elsewhere[1]}"
         if (match := BEFORE.search(line)) and not line.lstrip().startswith("#"):
             words = shlex.split(
                 re.split(" [<>|&]", match[1])[0].translate({ord("["): None, ord("]"): None}), comments=True
