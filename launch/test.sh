@@ -33,22 +33,12 @@ run_with() (
 
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 case ${1:-} in
-  "")
-    set_up test
-    run_all tests
-    ;;
+  "") set_up test && run_all tests ;;
   --all)
     if [ $# -gt 1 ]; then fail "--all takes no further arguments, got: ${*:2}"; fi
-    (
-      set_up test
-      run_all -m "" tests
-      run_all -m "" tests/buckets tests/launch tests/multihost
-    )
+    (set_up test && run_all -m "" tests && run_all -m "" tests/buckets tests/launch tests/multihost)
     run_with tpu tests/planning tests/attention/test_tpu.py
     run_with cuda12 tests/attention/test_gpu.py
     ;;
-  *)
-    set_up test
-    exec python -m pytest "$@"
-    ;;
+  *) set_up test && exec python -m pytest "$@" ;;
 esac
