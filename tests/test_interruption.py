@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -21,10 +22,10 @@ TRAINING, TOKENISING, ROWS = "training a byte_bpe tokenizer", "tokenising", "doc
 # The patch that makes the command endless, the text it prints there, the signals, the exit status, the files left in
 # the cache.
 CASES = {
-    "training a tokenizer": (endless.text, TRAINING, [TERM], 143, []),
+    "training a tokenizer": (endless.text, TRAINING, [TERM], 75, []),
     "a long call": (endless.call, TRAINING, [INT], 130, []),
     "tokenising": (endless.text, TOKENISING, [INT], 130, []),
-    "rows": (endless.rows, ROWS, [TERM], 143, ["text", "tokenizer"]),
+    "rows": (endless.rows, ROWS, [TERM], 75, ["text", "tokenizer"]),
     # The unfinished part of the text and its lock, which the next process takes over.
     "Ctrl-C twice in a long call": (endless.document, TOKENISING, [INT, INT], 130, ["part", "part"]),
 }
@@ -88,18 +89,11 @@ def test_in_a_notebook_an_interrupt_is_as_python_has_it():
     assert interruption.requested() is None
 
 
-def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monkeypatch, tmp_path):
-    verb, ends = verb_of("import"), iter([None, Interrupted("SIGTERM: stopped at step 3")])
-
-    def run_verb(verb):
-        if (stop := next(ends)) is not None:
-            raise stop
-
-    monkeypatch.setattr(cli, "run_verb", run_verb)
-    monkeypatch.setenv("AG_JAX_STOPPED", str(tmp_path / "stopped"))
-    assert cli.run_safely(verb) == 0 and not (tmp_path / "stopped").exists()
-    assert cli.run_safely(verb) == 0
-    assert (tmp_path / "stopped").read_text() == "SIGTERM: stopped at step 3\n"
+def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monkeypatch):
+    for signal_name, status in (("SIGTERM", 75), ("SIGTERM on host 1", 75), ("SIGINT", 130), ("SIGINT on host 1", 130)):
+        stop = mock.Mock(side_effect=Interrupted(f"{signal_name}: stopped at step 3"))
+        monkeypatch.setattr(cli, "run_verb", stop)
+        assert cli.run_safely(verb_of("import")) == status
 
 
 def test_work_that_is_waited_for():
@@ -117,6 +111,6 @@ def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):
     monkeypatch.setattr(cli.hosts, "count", lambda: 2)
     monkeypatch.setattr(cli.hosts, "abandon", lambda *note: abandoned.append(note))
     monkeypatch.setattr(interruption, "_state", SimpleNamespace(received=TERM))
-    assert cli.run_safely(verb_of("train")) == 143
-    assert abandoned == [(143, "ag-jax train: stopped by SIGTERM")]
+    assert cli.run_safely(verb_of("train")) == 75
+    assert abandoned == [(75, "ag-jax train: stopped by SIGTERM")]
     assert capsys.readouterr().err == "host 0: ag-jax train: stopped by SIGTERM\n"

@@ -119,7 +119,7 @@ def test_what_a_stopped_process_has_made_stays(folder, whole, tmp_path):
         assert running.poll() is None
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    assert running.wait().returncode == 143
+    assert running.wait().returncode == 75
     done = start(folder, tmp_path).wait()
     assert log(tmp_path).total() - len(log(tmp_path)) in (0, 1)  # the part that was stopped
     assert json.loads(done.stdout) == whole[1] and contents(tmp_path) == contents(whole[0])

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import os
 import pathlib
 import resource
 import select
@@ -50,8 +49,6 @@ from ag_jax.settings import imported, schema
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.stopping import Interrupted
-
-STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 
 
 def output_directory(workdir: str, kind: str | None = None) -> epath.Path:
@@ -397,17 +394,15 @@ RUN_BY: dict[str, Callable[[Any], None]] = {
 def run_safely(verb: Verb) -> int:
     """Run a verb, print any error as one message, and return the exit status of the program.
 
-    0: done, or stopped by a signal with everything saved (the file named by $AG_JAX_STOPPED is then written); 1: an
-    error; hosts.AGAIN: another host was lost, start again.
+    0: done; 1: an error; `interruption.AGAIN`: another host was lost, or SIGTERM stopped the command: start it again;
+    130: stopped by Ctrl-C.
     """
     try:
         run_verb(verb)
     except Interrupted as stop:
         if hosts.is_first():
             print(f"{stop}. To go on, run the same command again", file=sys.stderr)
-            if noted := os.environ.get(STOPPED):
-                pathlib.Path(noted).write_text(f"{stop}\n")
-        return 0
+        return interruption.status(str(stop))
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as in `ag-jax translate ... | head`
             return 128 + signal.SIGPIPE
@@ -424,7 +419,7 @@ def run_safely(verb: Verb) -> int:
         if hosts.count() == 1:
             raise
         return _failed(
-            hosts.AGAIN,
+            interruption.AGAIN,
             f"ag-jax {verb.name}: the hosts lost each other, most likely because one of them died: see the others' "
             f"messages. Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
         )

@@ -25,9 +25,9 @@ from typing import Any
 import jax
 from jax._src import cloud_tpu_init, clusters, distributed
 
+from ag_jax.distributed.interruption import AGAIN
 from ag_jax.distributed.rollcall import HostPosition, call_the_roll, is_open
 
-AGAIN = 75  # exit status (EX_TEMPFAIL) of a run that failed because of its machines: start it again
 HEARTBEAT_TIMEOUT = 60  # seconds without heartbeat after which JAX considers a host dead and ends the others
 JAX_START_TIMEOUT = 300  # seconds for JAX itself to connect, once all hosts have joined
 SHUTDOWN_TIMEOUT = 1800  # seconds that a finished host waits for host 0, which draws figures

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 LOOK_EVERY = 0.1  # seconds between two checks for a signal in `wait_for`
+AGAIN = 75  # exit status (EX_TEMPFAIL) of a command that its machines or SIGTERM ended: start it again
 PATIENCE = 20.0  # seconds that an interrupted program has to end by itself if nothing is deferred
 GO_ON = "To go on, run the same command again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,9 +34,14 @@ def requested() -> str | None:
     return _state.received.name if _state.received else None
 
 
-def status() -> int:
-    """Return the exit status of a program ended by the received signal: 130 for SIGINT, 143 for SIGTERM."""
-    return 128 + (_state.received or signal.SIGINT)
+def status(reason: str | None = None) -> int:
+    """Return the exit status of a program that a signal ended: 130 after Ctrl-C, `AGAIN` after SIGTERM.
+
+    Schedulers send SIGTERM before they take a machine away, so a command that it ends is to be started again.
+
+    reason: begins with the name of the signal; None for the signal that this process received.
+    """
+    return 128 + signal.SIGINT if (reason or requested() or "SIGINT").startswith("SIGINT") else AGAIN
 
 
 def check() -> None:
@@ -98,7 +104,7 @@ def deferred() -> Iterator[None]:
 def guard(command: Callable[[], int]) -> int:
     """Run `command`, a command line's main function, and return the exit status.
 
-    A signal ends the process with a line on stderr and the exit status of `status`: 130 for SIGINT, 143 for SIGTERM.
+    A signal ends the process with a line on stderr and the exit status of `status`.
 
     The process ends without waiting for its threads after a signal, because they may be in the middle of a long call,
     and after a failure, because threads of Orbax may wait for minutes if a checkpoint cannot be written.

@@ -15,7 +15,7 @@ from typing import Self
 
 import jax
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, interruption
 
 # Additional seconds for compilation, here or on a host for which this one waits, and for reading a checkpoint.
 COMPILING = 3600.0
@@ -103,4 +103,4 @@ class Watchdog:
             flush=True,
         )
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        self._end(hosts.AGAIN)
+        self._end(interruption.AGAIN)

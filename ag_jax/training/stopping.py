@@ -18,7 +18,7 @@ _numbers = itertools.count()  # numbers of this process's contexts: the same on 
 
 
 class Interrupted(Exception):
-    """Exception that ends a run after a signal, once its checkpoint is saved."""
+    """Exception that ends a run after a signal, whose name begins its message, once the checkpoint is saved."""
 
 
 class StopSignal:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import interruption
 from ag_jax.distributed.watchdog import Watchdog
 
 
@@ -34,7 +34,7 @@ def test_a_step_that_never_ends_is_named(ended, capfd):
     with Watchdog(0.3, ended.append) as dog:
         dog.follow(7, Result(0.0))
         dog.follow(8, Result(1e9))
-        assert wait_for(ended) == [hosts.AGAIN]
+        assert wait_for(ended) == [interruption.AGAIN]
     said = capfd.readouterr().err
     assert all(part in said for part in ("step that was done is 7", "waits for: step 8", "test_watchdog.py"))
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import interruption
 from ag_jax.settings import config_files, schema
 from tests import commands
 from tests.fuzz import cases
@@ -21,7 +21,7 @@ from tests.goldens import make, reading
 
 WALL_SECONDS = 300  # of a command; many, because other processes may be busy
 ADDRESSES = 8 * 2**30  # bytes of addresses that a command may reserve
-STATUSES = (0, 1, 2, hosts.AGAIN)
+STATUSES = (0, 1, 2, interruption.AGAIN)
 RUNS = ("finished", "interrupted", "adversarial", "imported", "comparison/ag-seed3")
 BYTES = os.fsdecode(b"\xff\xfe\xe9")  # as the system hands over an argument that is not UTF-8
 NONSENSE = ("", *"none -1 0 0.5 nan inf".split(), "9" * 20, *"1000000000 1073741824 1e9 1e400 (1, ()".split(), "(1, 2)")

@@ -2,7 +2,7 @@
 
 import json
 
-from ag_jax.distributed.hosts import AGAIN
+from ag_jax.distributed.interruption import AGAIN
 from tests import results as stored
 from tests.finetuning import tiny_tasks
 from tests.multihost.launch import Host, finish, start, unexpected_lines

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.distributed.hosts import AGAIN
+from ag_jax.distributed.interruption import AGAIN
 from ag_jax.pretraining import build
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
