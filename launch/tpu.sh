@@ -3,6 +3,8 @@
 #
 # Written for bash 3.2, where an empty array counts as unset: hence ${place[@]+"${place[@]}"}.
 set -euo pipefail
+# shellcheck source=launch/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
   cat <<'END'
@@ -39,17 +41,9 @@ AG_JAX_TPU_POLL, seconds between two looks at a TPU that is not active yet (defa
 END
 }
 
-REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # A new TPU may have the address of an old one: hence no question about its host key.
 # shellcheck disable=SC2206 # AG_JAX_TPU_SSH is several words
 SSH_FLAGS=(--strict-host-key-checking=no --quiet ${AG_JAX_TPU_SSH:-})
-
-say() { printf 'ag_jax: %s\n' "$*" >&2; }
-
-fail() {
-  say "$@"
-  exit 1
-}
 
 # tpus WORD...: `gcloud compute tpus WORD...`, or in a dry run a line from which a shell reads the same words.
 tpus() {
@@ -63,7 +57,7 @@ tpus() {
 state() {
   local state=running
   if flock --shared --nonblock ag_jax.lock true; then
-    state=$(cat ag_jax.status 2>/dev/null) || state="no exit status: nothing was started, or it was killed, or the machine restarted"
+    state=$(cat ag_jax.status 2>/dev/null) || state="no exit status: not started, killed, or the machine restarted"
   fi
   echo "$(hostname): $state"
 }
