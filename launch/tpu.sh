@@ -1,327 +1,243 @@
-# shellcheck shell=bash
-# Functions of tpu_create.sh, tpu_run.sh, tpu_logs.sh and tpu_delete.sh: query the state of a TPU, create it, wait for it,
-# and save how it was created. Source this file; it sources setup.sh.
-#
-# A TPU is a queued resource with one node; both have the name that the user chose. Several slices are nodes of one queued
-# resource, called NAME-0, NAME-1 and so on. The words of the command that created it are saved in runs/tpu/NAME/create, one
-# word per line, so that a preempted TPU can be recreated with the same settings.
-#
-# Environment variables, all optional:
-#
-#   AG_JAX_TPU_POLL   seconds between two queries of a TPU's state (default 30)
-#   AG_JAX_TPU_SSH    further flags of `gcloud compute tpus tpu-vm ssh` and `scp`, such as --internal-ip
+#!/usr/bin/env bash
+# Create a TPU VM of Google Cloud, run ag-jax on all its workers, and delete it. See usage below.
 #
 # Written for bash 3.2, where an empty array counts as unset: hence ${place[@]+"${place[@]}"}.
-
+set -euo pipefail
 # shellcheck source=launch/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-POLL=${AG_JAX_TPU_POLL:-30}
-UNANSWERED=20 # so many looks in a row without the answer that is needed, and we give up
+usage() {
+  cat <<'END'
+Usage: bash launch/tpu.sh create NAME --accelerator=TYPE [OPTIONS] [-- GCLOUD_FLAGS]
+       bash launch/tpu.sh run NAME [--unchecked] -- VERB FLAGS
+       bash launch/tpu.sh logs NAME [--slice=0] [--worker=0] [--follow]
+       bash launch/tpu.sh stop NAME
+       bash launch/tpu.sh delete NAME [--yes]
 
-name="" project="" zone="" place=() # what the command line says
-state="" accelerator="" spot="" workers=""     # what is known of the TPU, `workers` of all slices; set by `look` and `recall`
-slices=1                                       # set by `recall` and tpu_create.sh
-creation=()                                    # how it was made; set by `recall` and tpu_create.sh
-answer="" trouble=""                           # of the last question to gcloud
+create   requests a TPU (a queued resource); does not wait for it
+run      waits until the TPU is active, copies this checkout to all workers (with uncommitted files, without ignored ones)
+         and starts `ag-jax VERB FLAGS`, which does not depend on the connection. Each worker first installs the pinned
+         packages. --workdir must be in a bucket, because a TPU's disk is lost with it. On several workers, --hosts=auto
+         is added. Before all this, the ag-jax of this checkout's .venv checks the command, unless there is --unchecked
+logs     prints the state of the command on each worker, and the end of one worker's log
+stop     sends SIGTERM to the command on all workers: a training then saves a checkpoint and ends
+delete   deletes the TPU with its disks, after a question. An active TPU costs money until it is deleted
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+After a preemption, `delete`, `create` and the same `run` resume from the last checkpoint.
 
-# --- Commands ----------------------------------------------------------------------------------------
+Flags of all verbs:
+  --zone=ZONE, --project=PROJECT   default: gcloud's configuration (compute/zone, core/project)
+  --dry_run                        print the gcloud commands without running them
+Flags of create:
+  --accelerator=TYPE               v2-N, v3-N, v4-N, v5litepod-N (v5e), v5p-N or v6e-N
+  --slices=N                       N TPUs of this type, called NAME-0 and so on, that run one command
+  --spot                           cheaper, but may be preempted at any time
+  --valid_until=6h                 give up if there is no capacity within this time
+  --runtime_version=VERSION        image of the TPU VM, instead of the usual one for the accelerator
+  GCLOUD_FLAGS                     more flags of `gcloud compute tpus queued-resources create`
 
-# In a dry run, a comment among the commands.
-note() { if [ "$dry_run" = yes ]; then printf '# %s\n' "$*"; fi; }
-
-# An option with its value apart, such as `--zone us-west4-a`, is a common slip.
-refuse_option() {
-  case $1 in
-    --*=*) fail "unknown option $1; see bash $0 --help" ;;
-    --zone | --project | --accelerator | --slices | --runtime_version | --valid_until | --retries | --preemptions | --before | \
-      --worker | --lines) fail "write $1=VALUE, in one word" ;;
-    *) fail "did not expect $1; see bash $0 --help" ;;
-  esac
+Environment: AG_JAX_TPU_SSH, more flags of `gcloud compute tpus tpu-vm ssh` and `scp`, such as --internal-ip;
+AG_JAX_TPU_POLL, seconds between two looks at a TPU that is not active yet (default 30).
+END
 }
 
-whole_number() {
-  case $2 in
-    '' | *[!0-9]*) fail "$1 expects a whole number, got $2" ;;
-  esac
+# A new TPU may have the address of an old one: hence no question about its host key.
+# shellcheck disable=SC2206 # AG_JAX_TPU_SSH is several words
+SSH_FLAGS=(--strict-host-key-checking=no --quiet ${AG_JAX_TPU_SSH:-})
+
+# tpus WORD...: `gcloud compute tpus WORD...`, or in a dry run a line from which a shell reads the same words.
+tpus() {
+  set -- gcloud compute tpus "$@" ${place[@]+"${place[@]}"}
+  if [ "$dry_run" = yes ]; then printf '%q ' "$@" && echo; else "$@"; fi
 }
 
-take_name() {
-  if [ -n "$name" ]; then fail "expected one name, got $name and $1"; fi
-  case $1 in
-    *[!a-z0-9-]* | [!a-z]* | *-) fail "a TPU's name has small letters, digits and -, begins with a letter: got $1" ;;
-  esac
-  name=$1
-}
+# --- Functions that run on the workers: `on` sends their text -------------------------------------------
 
-# Names the project and the zone for every later call. A zone that is given nowhere is gcloud's default, and
-# fixed here, so that a TPU is found again after that default has changed.
-settle_place() {
-  if [ -z "$name" ]; then fail "which TPU? Give its name; see bash $0 --help"; fi
-  if [ "$dry_run" = no ] && ! command -v gcloud >/dev/null; then
-    fail "gcloud is not installed: https://cloud.google.com/sdk/docs/install, then gcloud auth login"
+# The command holds a lock, which ends with it even if it is killed or the machine restarts.
+state() {
+  local state=running
+  if flock --shared --nonblock ag_jax.lock true; then
+    state=$(cat ag_jax.status 2>/dev/null) || state="no exit status: not started, killed, or the machine restarted"
   fi
-  if [ -z "$zone" ] && [ "$dry_run" = no ]; then zone=$(gcloud config get-value compute/zone 2>/dev/null) || zone=""; fi
-  if { [ -z "$zone" ] || [ "$zone" = "(unset)" ]; } && [ "$dry_run" = no ]; then
-    fail "no zone: give --zone=ZONE, such as --zone=us-west4-a, or set it once: gcloud config set compute/zone ZONE"
-  fi
-  if [ -z "$project" ] && [ "$dry_run" = no ]; then
-    project=$(gcloud config get-value core/project 2>/dev/null) || project=""
-    if [ -z "$project" ] || [ "$project" = "(unset)" ]; then
-      fail "no project: give --project=PROJECT, or set it once: gcloud config set project PROJECT"
-    fi
-  fi
-  place=()
-  if [ -n "$zone" ]; then place+=(--zone="$zone"); fi
-  if [ -n "$project" ]; then place+=(--project="$project"); fi
+  echo "$(hostname): $state"
 }
 
-tpus() { run gcloud compute tpus "$@" ${place[@]+"${place[@]}"} --quiet; }
-
-# --- What a TPU is -----------------------------------------------------------------------------------
-
-# runtime_version ACCELERATOR: the image that Google names for JAX (https://cloud.google.com/tpu/docs/runtimes).
-runtime_version() {
-  case ${1##*-} in
-    '' | *[!0-9]*) fail "expected an accelerator such as v5litepod-8, got $1" ;;
-  esac
-  case $1 in
-    v2-* | v3-* | v4-*) echo tpu-ubuntu2204-base ;;
-    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
-    v5p-*) echo v2-alpha-tpuv5 ;;
-    v6e-*) echo v2-alpha-tpuv6e ;;
-    v5e-*) fail "Google's name for $1 is v5litepod-${1##*-}" ;;
-    *) fail "unknown accelerator $1: expected v2-N, v3-N, v4-N, v5litepod-N, v5p-N or v6e-N;" \
-      "for another one give --runtime_version=VERSION too" ;;
-  esac
+# setsid: a session of its own, which neither the end of the connection nor its signals reach. The shell catches SIGTERM,
+# so that it writes the exit status of a command that saves and ends. TPU images have Python 3.10, which is too old: with
+# uv, local.sh installs another one. Google's firewall rule opens port 8476, but not JAX's 8482 (jax-ml/jax/issues/35905).
+start() { # VERB FLAGS
+  exec 9>>ag_jax.lock
+  flock --wait 5 9 || { echo "$(hostname): a command still runs here" >&2 && exit 1; }
+  rm -f ag_jax.status
+  mkdir -p ag_jax
+  find ag_jax -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
+  tar -xzf ag_jax.tar.gz -C ag_jax
+  cd ag_jax
+  # shellcheck disable=SC2016 # the inner shell expands the words
+  setsid nohup bash -c '
+    trap : TERM
+    export PATH=$HOME/.local/bin:$PATH AG_JAX_ACCELERATOR=tpu JAX_COORDINATOR_PORT=8476 PYTHONUNBUFFERED=1
+    python3 -m pip install --quiet --user uv && bash launch/local.sh "$@"
+    echo "exit status $?" >../ag_jax.status' ag_jax "$@" </dev/null >>../ag_jax.log 2>&1 &
+  echo $! >../ag_jax.pid
 }
 
-# The number in an accelerator's name counts TensorCores up to v5p (two a chip) and chips after; in either
-# case the largest slice of a single host is called -8.
-several_hosts() {
-  if [ "$slices" -gt 1 ]; then return; fi
-  if [ -n "$workers" ]; then [ "$workers" -gt 1 ]; else [ "${accelerator##*-}" -gt 8 ] 2>/dev/null; fi
+stop() { flock --shared --nonblock ag_jax.lock true || kill -TERM -- "-$(cat ag_jax.pid)"; }
+
+log() { tail -n 100 "$@" ag_jax.log; }
+
+# --- Here -------------------------------------------------------------------------------------------------
+
+# on NODE WORKER|all FUNCTION WORD...: call one of the functions above on a worker or on all workers of a slice.
+on() {
+  local node=$1 worker=$2
+  shift 2
+  tpus tpu-vm ssh "$node" --worker="$worker" "${SSH_FLAGS[@]}" --command="set -e; $(declare -f "$1"); $(printf '%q ' "$@")"
 }
 
-# ask WORD...: `gcloud compute tpus WORD...`, its output in `answer`. Fails where there is no such thing (answer
-# is NONE then), and where gcloud itself fails (answer is UNKNOWN, and `trouble` has its last words).
-ask() {
-  if answer=$(gcloud compute tpus "$@" ${place[@]+"${place[@]}"} --quiet 2>"$scratch/said"); then return 0; fi
-  trouble=$(grep -m 1 '^ERROR' "$scratch/said" || tail -n 1 "$scratch/said")
-  if grep -i -e 'NOT_FOUND' -e 'was not found' -e 'could not be found' "$scratch/said" >/dev/null; then
-    answer=NONE
-  else
-    answer=UNKNOWN
-  fi
-  return 1
-}
-
-# nodes: the names of the TPU's nodes, one for each slice.
-nodes() {
-  local number=0
-  if [ "$slices" -eq 1 ]; then
-    printf '%s\n' "$name"
-    return
-  fi
-  while [ $number -lt "$slices" ]; do
-    printf '%s-%s\n' "$name" $number
-    number=$((number + 1))
-  done
-}
-
-# look: set `state` to ACTIVE (the TPU can be used), to another state of a queued resource, NONE or UNKNOWN;
-# and, once there is a node, `accelerator`, `spot` and `workers`. The node is asked too, because a queued
-# resource stays ACTIVE for a while after its node has been preempted, and because a TPU may have none.
-look() {
-  local queued node total=0
-  if ask queued-resources describe "$name" --format='value(state.state)' || [ "$answer" = NONE ]; then
-    queued=$answer
-  else
-    state=UNKNOWN
-    return
-  fi
-  case $queued in
-    ACTIVE | NONE) ;;
-    *)
-      state=$queued
-      return
-      ;;
-  esac
-  for node in $(nodes); do
-    look_at_node "$node"
-    if [ "$state" != ACTIVE ]; then break; fi # the command needs all slices
-    total=$((total + workers))
-  done
-  if [ "$state" = ACTIVE ]; then workers=$total; fi
-  if [ "$queued" = ACTIVE ] && [ "$state" = NONE ]; then state=SUSPENDED; fi
-}
-
-# look_at_node NODE: the part of `look` that concerns one node.
-look_at_node() {
-  local node is_spot is_preemptible
-  if ! ask tpu-vm describe "$1" --format='csv[no-heading](state,acceleratorType,schedulingConfig.spot,schedulingConfig.preemptible,networkEndpoints.len())'; then
-    state=$answer
-    return
-  fi
-  IFS=, read -r node accelerator is_spot is_preemptible workers <<<"$answer"
-  spot=no
-  if [ "$is_spot$is_preemptible" != "" ] && [ "$is_spot$is_preemptible" != FalseFalse ]; then spot=yes; fi
-  case $node in
-    READY) state=ACTIVE ;;
-    CREATING | STARTING | RESTARTING | REPAIRING | REIMAGING | UNHIDING) state=$node ;;
-    *) state=SUSPENDED ;; # PREEMPTED, TERMINATED, STOPPED, DELETING, ...: it does not come back by itself
-  esac
-}
-
-# The first look of a command: where gcloud cannot answer at all, it says so at once.
-first_look() {
-  look
-  if [ "$state" = UNKNOWN ]; then
-    fail "gcloud does not answer: $trouble (log in with gcloud auth login; check the project, the zone and the network)"
-  fi
-}
-
-# wait_until_active: return when `state` is ACTIVE, or is one that waiting does not change.
-wait_until_active() {
-  local before="" looks=0
-  while :; do
-    look
-    case $state in
-      ACTIVE | FAILED | SUSPENDED | NONE) return ;;
-    esac
-    if [ "$state" != "$before" ] || [ $((looks % 20)) -eq 0 ]; then
-      case $state in
-        UNKNOWN) say "$name: gcloud says $trouble; asking again" ;;
-        *) say "$name: $state, $((SECONDS / 60)) minutes after the start" ;;
-      esac
-    fi
-    before=$state looks=$((looks + 1))
-    sleep "$POLL"
-  done
-}
-
-# advise: what to do about a TPU that is not ACTIVE and will not become so.
-advise() {
-  case $state in
-    FAILED)
-      say "$name FAILED: no capacity before --valid_until was over, no quota for $accelerator in ${zone:-this zone}, or a zone" \
-        "that does not have it. The reason is in: $(quoted gcloud compute tpus queued-resources describe "$name" "${place[@]}")"
-      say "then: bash launch/tpu_delete.sh $name, and create it again, perhaps in another zone"
-      ;;
-    SUSPENDING | SUSPENDED)
-      say "$name is $state: it was preempted, or stopped. A suspended TPU keeps its name and its quota until it is" \
-        "deleted: bash launch/tpu_delete.sh $name"
-      ;;
-    NONE) say "there is no TPU $name in ${zone:-this zone}: make it with bash launch/tpu_create.sh $name --accelerator=..." ;;
-  esac
-}
-
-# --- Making and deleting one ---------------------------------------------------------------------------
-
-record() { printf '%s\n' "$REPOSITORY/runs/tpu/$name"; }
-
-remember() {
-  if [ "$dry_run" = yes ]; then return; fi
-  if ! mkdir -p "$(record)" || ! printf '%s\n' "${creation[@]}" >"$(record)/create"; then
-    fail "cannot write to $(record)"
-  fi
-}
-
-# recall: read back how $name was made, and with it its place, unless the command line gives another one.
-recall() {
-  local word
-  creation=() slices=1
-  [ -n "$name" ] && [ -e "$(record)/create" ] || return 0
-  spot=no
-  while IFS= read -r word; do
-    creation+=("$word")
-    case $word in
-      --zone=*) if [ -z "$zone" ]; then zone=${word#*=}; fi ;;
-      --project=*) if [ -z "$project" ]; then project=${word#*=}; fi ;;
-      --accelerator-type=*) accelerator=${word#*=} ;;
-      --node-count=*) slices=${word#*=} ;;
-      --spot) spot=yes ;;
-    esac
-  done <"$(record)/create"
-  for word in ${zone:+"--zone=$zone"} ${project:+"--project=$project"}; do
-    if ! printf '%s\n' "${creation[@]}" | grep -Fx -e "$word" >/dev/null; then # another TPU of the same name
-      # shellcheck disable=SC2034 # tpu_run.sh reads spot
-      creation=() accelerator="" spot="" slices=1
-      return 0
-    fi
-  done
-}
-
-create() {
-  if run gcloud "${creation[@]}"; then return; fi
-  say "gcloud did not create $name (its message is above). Common reasons: no quota for this accelerator in this zone" \
-    "(IAM & Admin > Quotas), the Cloud TPU API is off (gcloud services enable tpu.googleapis.com), or billing is off"
-  return 1
-}
-
-# delete: also where it is half gone already. --force deletes the node with the queued resource.
-delete() {
-  local tries=0 node left
-  if [ "$dry_run" = yes ]; then
-    tpus queued-resources delete "$name" --force
-    return
-  fi
-  while :; do
-    if ask queued-resources describe "$name" --format='value(state.state)'; then
-      tpus queued-resources delete "$name" --force >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
-    elif [ "$answer" = NONE ]; then
-      left=no
-      for node in $(nodes); do
-        if ! ask tpu-vm describe "$node" --format='value(state)' && [ "$answer" = NONE ]; then continue; fi
-        left=yes
-        tpus tpu-vm delete "$node" >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
-      done
-      if [ $left = no ]; then return; fi
-    fi
-    if [ "$answer" != UNKNOWN ]; then tries=$((tries + 1)); fi
-    if [ $tries -ge $UNANSWERED ]; then fail "cannot delete $name: $trouble"; fi
-    sleep "$POLL"
-  done
-}
-
-# --- Its workers ---------------------------------------------------------------------------------------
-
-# ssh options: a dead connection must end, and a new TPU of the old name must not be taken for an attack.
-# shellcheck disable=SC2086 # AG_JAX_TPU_SSH is several words
-on_node() { # on_node NODE NUMBER|all COMMAND: run COMMAND on a worker of a node or on all at once
-  tpus tpu-vm ssh "$1" --worker="$2" --command="$3" --strict-host-key-checking=no \
-    --ssh-flag=-oConnectTimeout=20 --ssh-flag=-oServerAliveInterval=15 --ssh-flag=-oServerAliveCountMax=4 \
-    ${AG_JAX_TPU_SSH:-}
-}
-
-# on_worker NUMBER|all COMMAND: run COMMAND, a line of shell, on a worker or on all. Of several slices, workers are counted
-# from those of the first slice on, and each slice has as many.
-on_worker() {
-  local each node failed=0
-  if [ "$1" = all ]; then
-    for node in $(nodes); do on_node "$node" all "$2" || failed=$?; done
-    return $failed
-  fi
-  each=$((${workers:-$slices} / slices))
-  on_node "$(nodes | sed -n "$(($1 / each + 1))p")" $(($1 % each)) "$2"
-}
-
-# shellcheck disable=SC2086
-to_workers() { # to_workers FILE: copy it into the home directory of each
+everywhere() { # FUNCTION WORD...
   local node failed=0
-  for node in $(nodes); do
-    tpus tpu-vm scp "$1" "$node:" --worker=all --strict-host-key-checking=no --scp-flag=-oConnectTimeout=20 \
-      ${AG_JAX_TPU_SSH:-} || failed=$?
-  done
+  for node in "${nodes[@]}"; do on "$node" all "$@" || failed=1; done
   return $failed
 }
 
-# on_workers_ag_jax NUMBER|all WORD...: call launch/tpu_worker.sh there.
-on_workers_ag_jax() {
-  local who=$1
-  shift
-  on_worker "$who" "bash ag_jax/launch/tpu_worker.sh $(quoted "$@")"
+# Wait until the queued resource is ACTIVE.
+wait_for_tpu() {
+  local state="" before
+  set -- queued-resources describe "$name" --format='value(state.state)'
+  if [ "$dry_run" = yes ]; then tpus "$@" && return; fi
+  while before=$state && state=$(tpus "$@") && [ "$state" != ACTIVE ]; do
+    case $state in
+      FAILED | SUSPEND* | DELETING) fail "$name is $state: delete it (bash launch/tpu.sh delete $name) and create it again" ;;
+    esac
+    if [ "$state" != "$before" ]; then say "$name is $state; waiting for it (Ctrl-C does not end the request)"; fi
+    sleep "${AG_JAX_TPU_POLL:-30}"
+  done
+  [ "$state" = ACTIVE ]
 }
+
+# Set `nodes`, the names of the slices, and `workers`, the number of workers of all. A queued resource stays ACTIVE for a
+# while after a preemption, so the state of each slice is looked at, too. A dry run assumes one slice with one worker.
+find_nodes() {
+  local list=$name,READY,1 node state count
+  set -- tpu-vm list --filter="queuedResource~/$name\$" \
+    --format='csv[no-heading](name.basename(),state,networkEndpoints.len())'
+  if [ "$dry_run" = yes ]; then tpus "$@"; else list=$(tpus "$@") || exit 1; fi
+  if [ -z "$list" ]; then fail "$name has no machine in this zone: it is not there, not active yet, or was preempted"; fi
+  while IFS=, read -r node state count; do
+    if [ "$state" != READY ]; then fail "$node is $state, not READY; after a preemption, delete $name and create it again"; fi
+    nodes+=("$node") workers=$((workers + count))
+  done <<<"$list"
+}
+
+create() { # GCLOUD_FLAGS
+  if [ -z "$runtime_version" ]; then # https://cloud.google.com/tpu/docs/runtimes
+    case $accelerator in
+      v2-* | v3-* | v4-*) runtime_version=tpu-ubuntu2204-base ;;
+      v5litepod-*) runtime_version=v2-alpha-tpuv5-lite ;;
+      v5p-*) runtime_version=v2-alpha-tpuv5 ;;
+      v6e-*) runtime_version=v2-alpha-tpuv6e ;;
+      *)
+        fail "expected --accelerator=TYPE such as v5litepod-8 (a v5e), got ${accelerator:-none}; for a type that" \
+          "bash launch/tpu.sh --help does not list, give --runtime_version=VERSION, too"
+        ;;
+    esac
+  fi
+  if [ "$slices" -eq 1 ]; then set -- --node-id="$name" "$@"; else set -- --node-count="$slices" --node-prefix="$name" "$@"; fi
+  tpus queued-resources create "$name" --accelerator-type="$accelerator" --runtime-version="$runtime_version" \
+    ${spot:+--spot} ${valid_until:+--valid-until-duration="$valid_until"} "$@"
+  if [ "$dry_run" = no ]; then say "$name is requested; from when it is active, it costs money until it is deleted"; fi
+}
+
+# check VERB FLAGS: other verbs than these have no --print_config, or read a run that is in the bucket.
+check() {
+  local ag_jax=$REPOSITORY/.venv/bin/ag-jax
+  if ! printf '%s\n' "$@" | grep '^--workdir=gs://[^/]*/.' >/dev/null; then
+    fail "expected a command with --workdir=gs://BUCKET/FOLDER after --, because the disk of a TPU is lost with it"
+  fi
+  case $1 in
+    train | finetune | compare | search | prepare)
+      if [ -n "$unchecked" ] || [ ! -x "$ag_jax" ]; then return; fi
+      (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$ag_jax" "$@" --print_config >/dev/null) ||
+        fail "ag-jax rejects this command (see above), so nothing is started; --unchecked starts it nevertheless"
+      ;;
+  esac
+}
+
+# Pack the files that git tracks or would add, and that are there, into ag_jax.tar.gz.
+pack() {
+  local file
+  git -C "$REPOSITORY" ls-files -z --cached --others --exclude-standard |
+    while IFS= read -r -d '' file; do
+      if [ -e "$REPOSITORY/$file" ]; then printf '%s\0' "$file"; fi
+    done >files
+  COPYFILE_DISABLE=1 tar -czf ag_jax.tar.gz -C "$REPOSITORY" --null -T "$PWD/files"
+}
+
+run() { # VERB FLAGS
+  local node
+  check "$@"
+  wait_for_tpu
+  find_nodes
+  if [ "$workers" -gt 1 ]; then
+    case "$1 $* " in
+      *" --hosts"* | *" --coordinator"* | "prepare "*) ;; # `prepare` shares its work without a connection
+      "train "* | "finetune "* | "compare "* | "search "* | "evaluate "*) set -- "$1" --hosts=auto "${@:2}" ;;
+      *) fail "ag-jax $1 runs on one machine, but $name has $workers workers" ;;
+    esac
+  fi
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  cd "$folder"
+  if [ "$dry_run" = no ]; then pack; fi
+  for node in "${nodes[@]}"; do tpus tpu-vm scp ag_jax.tar.gz "$node:" --worker=all "${SSH_FLAGS[@]}"; done
+  everywhere start "$@" || fail "not started on all workers (see above): bash launch/tpu.sh stop $name, then run it again"
+  if [ "$dry_run" = no ]; then say "started: ag-jax $*. See it: bash launch/tpu.sh logs $name --follow"; fi
+}
+
+main() {
+  local verb=${1:-} name=${2:-} place=() nodes=() workers=0 dry_run=no quiet=""
+  local accelerator="" slices=1 spot="" valid_until="" runtime_version="" unchecked="" slice=0 worker=0 follow=""
+  case $verb in
+    create | run | logs | stop | delete) ;;
+    -h | --help) usage && return ;;
+    *) fail "expected create, run, logs, stop or delete, got ${verb:-nothing}; see bash launch/tpu.sh --help" ;;
+  esac
+  case $name in
+    '' | *[!a-z0-9-]* | [!a-z]*) fail "expected a name of small letters, digits and - after $verb, got ${name:-nothing}" ;;
+  esac
+  shift 2
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    case $verb:$1 in
+      *:--zone=?* | *:--project=?*) place+=("$1") ;;
+      *:--dry_run) dry_run=yes ;;
+      create:--accelerator=*) accelerator=${1#*=} ;;
+      create:--slices=[1-9]*) slices=${1#*=} ;;
+      create:--spot) spot=yes ;;
+      create:--valid_until=*) valid_until=${1#*=} ;;
+      create:--runtime_version=*) runtime_version=${1#*=} ;;
+      run:--unchecked) unchecked=yes ;;
+      logs:--slice=[0-9]*) slice=${1#*=} ;;
+      logs:--worker=[0-9]*) worker=${1#*=} ;;
+      logs:--follow) follow=-F ;;
+      delete:--yes) quiet=--quiet ;;
+      *) fail "did not expect $1 after $verb (values are written --flag=VALUE); see bash launch/tpu.sh --help" ;;
+    esac
+    shift
+  done
+  if [ $# -gt 0 ]; then shift; fi # the --
+
+  case $verb in
+    create | run) "$verb" "$@" ;;
+    logs)
+      find_nodes
+      everywhere state || true # a worker that does not answer
+      if [ ${#nodes[@]} -gt 1 ]; then name=$name-$slice; fi
+      on "$name" "$worker" log $follow
+      ;;
+    stop) find_nodes && everywhere stop ;;
+    delete) tpus queued-resources delete "$name" --force $quiet ;;
+  esac
+}
+
+main "$@"

@@ -4,9 +4,8 @@ Deshpande & Narasimhan 2020, table 9 (appendix A.4).
 
 Both arms, MLM and AG, one after the other:
 
-    bash launch/tpu_create.sh table9 --accelerator=v5litepod-8 --zone=ZONE --spot
-    bash launch/tpu_run.sh table9 -- compare --config=ag/table9_tpu_gpu:hardware=tpu \
---workdir=gs://BUCKET/table9_tpu
+    bash launch/tpu.sh create table9 --accelerator=v5litepod-8 --spot
+    bash launch/tpu.sh run table9 -- compare --config=ag/table9_tpu_gpu:hardware=tpu --workdir=gs://BUCKET/table9_tpu
     JAX_PLATFORMS=cuda bash launch/local.sh compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
     bash launch/local.sh compare --config=ag/table9_tpu_gpu:scale=small --workdir=runs/table9_small
 
