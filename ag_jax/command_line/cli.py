@@ -93,13 +93,13 @@ def _checkpoint(verb: Evaluate | Translate | Inspect | Export) -> int | None:
 
 
 def _join(verb: Any) -> None:
-    """Start JAX together with the other hosts, if there are any, and check that all hosts run the same command."""
-    position = hosts.find_position(verb.coordinator, verb.hosts, verb.host, verb.join_timeout)
-    if position is None:
+    """Start JAX, together with the other hosts if there are any, which must all run the same command."""
+    hosts.start(verb.coordinator, verb.hosts, verb.host, verb.join_timeout)
+    hosts.check_devices()
+    if hosts.count() == 1:
         return
     command = {"the verb": verb.name, "--workdir": str(storage.directory(verb.workdir))}
     command |= {f"--{flag}": getattr(verb, flag, None) for flag in ("step", "retry")}
-    hosts.join(position, verb.join_timeout)
     hosts.agree("their commands", command | run.versions())
 
 
@@ -418,6 +418,7 @@ def run_safely(verb: Verb) -> int:
             )
         if hosts.count() == 1:
             raise
+        hosts.wait_for_cause()
         return _failed(
             interruption.AGAIN,
             f"ag-jax {verb.name}: the hosts lost each other, most likely because one of them died: see the others' "

@@ -65,7 +65,7 @@ class OnHosts(Verb):
     """A verb that runs on several machines, by the same command on each.
 
     coordinator: address HOST:PORT of host 0, which all hosts can reach
-    hosts: number of hosts; auto on SLURM, Open MPI and Kubernetes
+    hosts: number of hosts; auto on Cloud TPU slices, SLURM, Open MPI and Kubernetes
     host: number of this host, from 0 on
     join_timeout: seconds to wait for the other hosts
     """

@@ -1,4 +1,4 @@
-"""Hosts of a run: discovery, start of JAX, exchange of small values, and common end after a failure.
+"""Hosts of a run: start of JAX on all of them, exchange of small values, and common end after a failure.
 
 A host is one process of the program; each feeds its own devices, and all run the same steps. They exchange small values
 through the key-value store of JAX's coordination service, which host 0 serves. On a single host `count()` is 1, every
@@ -6,8 +6,7 @@ function returns at once, and nothing is started.
 
 Functions are collective, so every host must call them in the same order, unless their docstring says "Not collective".
 
-The cluster detection of `jax.distributed.initialize` and the store have no public names in JAX; only this file uses the
-private ones.
+The store has no public name in JAX; only this file uses the private one.
 """
 
 import atexit
@@ -15,6 +14,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -23,107 +23,153 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, distributed
+from jax._src import distributed
 
 from ag_jax.distributed.interruption import AGAIN
-from ag_jax.distributed.rollcall import HostPosition, call_the_roll, is_open
 
-HEARTBEAT_TIMEOUT = 60  # seconds without heartbeat after which JAX considers a host dead and ends the others
-JAX_START_TIMEOUT = 300  # seconds for JAX itself to connect, once all hosts have joined
+LOOK_EVERY = 1.0  # seconds between two signs of life of a host, and between two checks for a failed one
+LOST_AFTER = 30.0  # seconds without a sign of life after which a host counts as lost
+# Seconds after which JAX itself ends a process without heartbeats, by SIGABRT (exit status 134) with a stack trace.
+HEARTBEAT_TIMEOUT = 100
 SHUTDOWN_TIMEOUT = 1800  # seconds that a finished host waits for host 0, which draws figures
-LOOK_EVERY = 1.0  # seconds between two checks for a failed host
 REMIND_EVERY = 60  # seconds between two lines of a host that waits for a value of another host
+WAITING_EVERY = 10.0  # seconds between two lines of a host that waits for the others to join
 PREFIX = "ag_jax"
+_FINISHED = "finished"  # last sign of life
 _numbers = itertools.count()  # numbers of collective calls: the same on all hosts, which make them in the same order
 
 
-def find_position(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> HostPosition | None:
-    """Return the coordinator's address, the number of hosts and this host's number, or None for a run on one host.
+def start(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> None:
+    """Connect JAX with the other hosts, if there are any, and end this process from then on if one of them fails.
 
-    They come from the flags of the command, or from JAX's detection of the cluster.
+    Must be called before anything uses a device. A process that has waited `timeout` seconds for the other hosts ends
+    with status 1 and a message, because JAX's own timeout ends it with a stack trace.
 
-    Raises ValueError for flags that contradict each other, or if nothing is detected.
+    Raises ValueError for flags that contradict each other, if no cluster is found, and if the hosts differ in their
+    number.
 
     coordinator: address HOST:PORT of host 0.
-    hosts: the number of hosts, `auto` for JAX's own detection (Cloud TPU pod slices, SLURM, Open MPI, Kubernetes), or
-        None, which means `auto` on a Cloud TPU pod slice of several workers and 1 elsewhere.
+    hosts: the number of hosts, None for 1, or `auto` for JAX's own detection (Cloud TPU slices, SLURM, Open MPI,
+        Kubernetes).
     host: number of this host.
-    timeout: seconds that the detection may take.
+    """
+    arguments = _arguments(coordinator, hosts, host)
+    if arguments is None:
+        return
+    joined = threading.Event()
+    threading.Thread(target=_wait_for_others, args=(joined, timeout), name="joining", daemon=True).start()
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `stopping`
+    try:
+        jax.distributed.initialize(
+            **arguments,
+            initialization_timeout=int(timeout) + 60,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"--hosts={hosts} cannot start JAX on several hosts ({error}): call it within a Cloud TPU slice, SLURM, "
+            "Open MPI or Kubernetes job, or give --coordinator=HOST:PORT --hosts=N --host=I"
+        ) from error
+    finally:
+        joined.set()
+    if count() == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    tell(f"hosts: all {count()} have joined")
+    _Lookout().start()
+    if count() != (number := from_first("the number of hosts", count)):
+        raise ValueError(f"--hosts is {count()} on host {index()} and {number} on host 0: give the same everywhere")
+
+
+def _arguments(coordinator: str | None, hosts: str | None, host: int | None) -> dict[str, Any] | None:
+    """Return arguments of `jax.distributed.initialize` for the flags of the command; None for a run on one host.
+
+    Raises ValueError for flags that contradict each other, and if the port of host 0 is taken.
     """
     if hosts is None:
         if coordinator is not None or host is not None:
             raise ValueError("--coordinator and --host need --hosts=N, the number of hosts")
-        position = _detected(timeout) if _on_cloud_tpu() else None
-        return position if position and position.hosts > 1 else None
+        return None
     if hosts == "auto":
         if coordinator is not None or host is not None:
             raise ValueError(
                 "--hosts=auto finds the coordinator and this host's number itself: leave the other flags out"
             )
-        position = _detected(timeout)
-        if position is None:
-            raise ValueError(
-                "--hosts=auto found no Cloud TPU pod slice, SLURM, Open MPI or Kubernetes job around this process: "
-                "give --coordinator=HOST:PORT --hosts=N --host=I instead"
-            )
-        return position if position.hosts > 1 else None
+        return {}
     if not hosts.isdigit() or int(hosts) < 1:
         raise ValueError(f"--hosts must be a number from 1 on, or auto, got {hosts!r}")
     number = int(hosts)
-    if number > 1 and coordinator is None:
-        raise ValueError(
-            f"--hosts={number} needs --coordinator=HOST:PORT, the address of host 0, such as 10.0.0.2:8482"
-        )
-    if number > 1 and host is None:
-        raise ValueError(f"--hosts={number} needs --host=I, the number of this host, from 0 to {number - 1}")
     if host is not None and not 0 <= host < number:
         raise ValueError(f"--host must be from 0 to {number - 1}, as --hosts={number}; got {host}")
     if number == 1:
         return None
-    position = HostPosition(coordinator, number, host)
-    return position if position.address else None  # reading `address` raises ValueError if it is malformed
-
-
-def _on_cloud_tpu() -> bool:
-    platforms = jax.config.jax_platforms or "tpu"  # type: ignore[attr-defined]
-    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in platforms
-
-
-def _detected(timeout: float) -> HostPosition | None:
-    try:
-        coordinator, hosts, host, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, int(timeout)
-        )
-    except (OSError, RuntimeError, ValueError) as error:
+    if host is None:
+        raise ValueError(f"--hosts={number} needs --host=I, the number of this host, from 0 to {number - 1}")
+    address = re.fullmatch(r".+:(\d{1,5})", coordinator or "")
+    if address is None or int(address[1]) >= 2**16:
         raise ValueError(
-            f"cannot find out which hosts there are ({error}): "
-            "give --coordinator=HOST:PORT --hosts=N --host=I, or --hosts=1"
+            f"--hosts={number} needs --coordinator=HOST:PORT of host 0, such as 10.0.0.2:8482, got {coordinator!r}"
+        )
+    if host == 0:
+        _check_port(int(address[1]))
+    return {
+        "coordinator_address": coordinator,
+        "num_processes": number,
+        "process_id": host,
+        "cluster_detection_method": "deactivate",
+    }
+
+
+def _check_port(port: int) -> None:
+    """Raise ValueError if another program listens on a port: JAX would crash, or share the port with another run."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ValueError(
+            f"host 0 cannot listen on port {port} of --coordinator ({error}): end the run that uses it, or choose "
+            "another port"
         ) from error
-    if coordinator is None or hosts is None or host is None:
-        return None
-    return HostPosition(coordinator, hosts, host, None if devices is None else tuple(devices))
 
 
-def join(position: HostPosition, timeout: float) -> None:
-    """Connect JAX with the other hosts, and start a thread that ends this process if another host fails.
+def _wait_for_others(joined: threading.Event, timeout: float) -> None:
+    """Print that this host waits for the others until all have joined; end the process after `timeout` seconds."""
+    began = time.monotonic()
+    while not joined.wait(min(WAITING_EVERY, max(began + timeout - time.monotonic(), 0.0))):
+        state = distributed.global_state
+        who, where = f"host {state.process_id} of {state.num_processes}", state.coordinator_address
+        waited = time.monotonic() - began
+        if where is None:  # JAX still asks the cluster for its hosts
+            _say(f"waits for the names of the hosts, for {waited:.0f} of at most {timeout:g} seconds")
+        elif waited < timeout:
+            _say(f"{who} waits for the others at {where}, for {waited:.0f} of at most {timeout:g} seconds")
+        if waited >= timeout:
+            _say(
+                f"{who} ends, because not all hosts have joined within {timeout:g} seconds: start the command on every "
+                f"host, each with its own number, and let them reach {where} through the firewall; "
+                "--join_timeout=SECONDS waits longer"
+            )
+            leave_at_once(1)
 
-    Waits for the other hosts, at most `timeout` seconds. Must be called before anything uses a device. Raises
-    ValueError with advice if a host does not join in time.
+
+def check_devices() -> None:
+    """Raise ValueError if JAX finds no device, or if its devices belong to more processes than there are hosts.
+
+    On a Cloud TPU slice of several machines, the devices of all belong to every program, also without `start`.
+
+    Not collective.
     """
-    connections = call_the_roll(position, timeout, _say)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `stopping`
-    jax.distributed.initialize(
-        coordinator_address=position.coordinator,
-        num_processes=position.hosts,
-        process_id=position.host,
-        local_device_ids=position.local_devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=JAX_START_TIMEOUT,
-        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
-        shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
-    )
-    _Lookout(connections).start()
+    try:
+        processes = jax.process_count()
+    except (RuntimeError, AssertionError) as error:  # the second without a word, if JAX has no plugin for the platform
+        raise ValueError(
+            f"JAX finds no device for JAX_PLATFORMS={jax.config.jax_platforms or ''} on this machine "  # type: ignore[attr-defined]
+            f"({str(error) or 'no plugin'}): unset the variable to use what there is"
+        ) from error
+    if processes != count():
+        raise ValueError(
+            f"the devices are those of {processes} machines: start the command on each of them, with --hosts=auto"
+        )
 
 
 def count() -> int:
@@ -263,9 +309,21 @@ def abandon(status: int, message: str) -> None:
     if count() == 1:
         return
     publish("failure", {"host": index(), "status": status, "message": message})
-    if is_first():  # host 0 serves the store: the others must find the note before it ends
+    _leave_after_the_note(status)
+
+
+def _leave_after_the_note(status: int) -> None:
+    if is_first():  # it serves the store, in which the others must find the note before it ends
         time.sleep(3 * LOOK_EVERY)
     leave_at_once(status)
+
+
+def wait_for_cause() -> None:
+    """Wait, after a failed exchange between devices, until a lost host is noticed, whose number then ends this process.
+
+    Returns if no host is lost. Not collective.
+    """
+    time.sleep(LOST_AFTER + 3 * LOOK_EVERY)
 
 
 def leave_at_once(status: int) -> None:
@@ -279,14 +337,14 @@ def leave_at_once(status: int) -> None:
 
 
 class _Lookout(threading.Thread):
-    """Thread that ends this process when another host publishes a failure, or disconnects without notice.
+    """Thread that ends this process when another host publishes a failure, or gives no sign of life for a while.
 
-    At a normal end, the thread stops before this host disconnects from the others.
+    A sign of life is a number that each host increases every `LOOK_EVERY` seconds. At a normal end, the thread stops
+    before this host disconnects from the others.
     """
 
-    def __init__(self, connections: dict[int, socket.socket]):
+    def __init__(self) -> None:
         super().__init__(name="lookout", daemon=True)
-        self._connections = connections
         self._done = threading.Event()
         atexit.register(self._finish)  # runs before JAX's own exit handler, which disconnects from the store
 
@@ -295,20 +353,30 @@ class _Lookout(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Check for failed hosts every `LOOK_EVERY` seconds until this host finishes."""
-        while not self._done.wait(LOOK_EVERY):
-            lost_hosts = [host for host, connection in self._connections.items() if not is_open(connection)]
-            note = look("failure")  # after the connections, because a host that leaves a note writes it before it ends
-            if note and note["host"] != index():
-                _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
-                leave_at_once(note["status"])
-            if lost_hosts and not note:
-                message = (
-                    f"host {lost_hosts[0]} is gone: its process was killed, crashed or lost its network. "
-                    "Start the command on all hosts again, it goes on from the last checkpoint"
-                )
-                _say(f"host {index()} ends, {message}")
-                abandon(AGAIN, message)
+        """Give signs of life and check those of the others until this host finishes."""
+        store, last_signs = distributed.global_state.client, dict.fromkeys(range(count()), ("", time.monotonic()))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the store is gone with host 0: JAX ends the process
+            for number in itertools.count():
+                store.key_value_set(f"{PREFIX}/alive/{index()}", str(number), allow_overwrite=True)
+                if (note := look("failure")) and note["host"] != index():
+                    _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
+                    _leave_after_the_note(note["status"])
+                now = time.monotonic()
+                for key, sign in store.key_value_dir_get(f"{PREFIX}/alive"):
+                    host = int(key.rpartition("/")[2])
+                    if sign != last_signs[host][0]:
+                        last_signs[host] = sign, now
+                for host, (sign, when) in last_signs.items():
+                    if sign != _FINISHED and now - when > LOST_AFTER:
+                        message = (
+                            f"host {host} is gone: its process was killed, crashed or lost its network. "
+                            "Start the command on all hosts again, it goes on from the last checkpoint"
+                        )
+                        _say(f"host {index()} ends, {message}")
+                        abandon(AGAIN, message)
+                if self._done.wait(LOOK_EVERY):
+                    store.key_value_set(f"{PREFIX}/alive/{index()}", _FINISHED, allow_overwrite=True)
+                    return
 
 
 def _say(message: str) -> None:

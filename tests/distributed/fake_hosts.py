@@ -16,9 +16,9 @@ class Store:
     def __init__(self):
         self._values, self._changed = {}, threading.Condition()
 
-    def key_value_set(self, key, value):
+    def key_value_set(self, key, value, allow_overwrite=False):
         with self._changed:
-            if key in self._values:
+            if key in self._values and not allow_overwrite:
                 raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
             self._values[key] = value
             self._changed.notify_all()
@@ -28,6 +28,10 @@ class Store:
             if key not in self._values:
                 raise jax.errors.JaxRuntimeError("NOT_FOUND")
             return self._values[key]
+
+    def key_value_dir_get(self, prefix):
+        with self._changed:
+            return [(key, value) for key, value in self._values.items() if key.startswith(f"{prefix}/")]
 
     def blocking_key_value_get(self, key, timeout_in_ms):
         deadline = time.monotonic() + timeout_in_ms / 1000
@@ -42,7 +46,7 @@ class FakeHosts:
     """`run(task, ...)` calls `task(host)` on every host at once, and returns what it returned or raised."""
 
     def __init__(self, monkeypatch, count: int):
-        self._count, self._store, self._local = count, Store(), threading.local()
+        self._count, self.store, self._local = count, Store(), threading.local()
         outer = self
 
         class Distributed:
@@ -60,7 +64,7 @@ class FakeHosts:
 
     def become(self, host: int) -> None:
         """From now on this thread is a host."""
-        self._local.state = types.SimpleNamespace(client=self._store, num_processes=self._count, process_id=host)
+        self._local.state = types.SimpleNamespace(client=self.store, num_processes=self._count, process_id=host)
         self._local.number = 0
 
     def run(self, task):

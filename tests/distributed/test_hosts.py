@@ -1,22 +1,35 @@
 """The hosts of a run: flags to positions, and what hosts tell each other."""
 
+import socket
 import time
 
+import jax
 import pytest
 
 from ag_jax.distributed import hosts
-from ag_jax.distributed.rollcall import HostPosition
+from ag_jax.distributed.interruption import AGAIN
 from tests.distributed.fake_hosts import FakeHosts
+from tests.multihost.launch import free_port
 
 
-def find(coordinator=None, number=None, host=None):
-    return hosts.find_position(coordinator, number, host, 5)
+@pytest.fixture
+def initialized(monkeypatch):
+    """The arguments of JAX's initialization, which is replaced."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(hosts, "count", lambda: 1)
+    return calls
 
 
-def test_positions_of_flags():
-    assert find() is None and find(number="1") is None and find("x:1", "1", 0) is None
-    assert find("10.0.0.2:8482", "3", 2) == HostPosition("10.0.0.2:8482", 3, 2)
-    assert find("10.0.0.2:8482", "3", 0) == HostPosition("10.0.0.2:8482", 3, 0)
+def test_flags_of_several_hosts(initialized):
+    for flags in ((None, None, None), (None, "1", None), ("x:1", "1", 0)):
+        hosts.start(*flags, 5)
+    assert initialized == []
+    hosts.start("10.0.0.2:8482", "3", 2, 5)
+    hosts.start(None, "auto", None, 5)
+    named = ("coordinator_address", "num_processes", "process_id")
+    assert [initialized[0][name] for name in named] == ["10.0.0.2:8482", 3, 2]
+    assert not set(named) & set(initialized[1]), "JAX detects them"
 
 
 def test_one_host_exchanges_nothing():
@@ -35,41 +48,32 @@ def test_one_host_exchanges_nothing():
         (("x:1", "2", None), "--host=I"),
         (("x:1", "2", 2), "--host must be from 0 to 1"),
         (("x:1", "2", -1), "--host must be from 0 to 1"),
-        (("x", "2", 1), "--coordinator must be"),
+        (("x", "2", 1), "--coordinator=HOST:PORT"),
+        (("x:65536", "2", 1), "--coordinator=HOST:PORT"),
         (("x:1", "two", 1), "--hosts must be"),
         (("x:1", "0", 0), "--hosts must be"),
         (("x:1", "auto", None), "--hosts=auto"),
-        ((None, "auto", None), "--hosts=auto found no"),
+        ((None, "auto", None), "cluster|coordinator"),
     ],
 )
 def test_impossible_flags(flags, named):
     with pytest.raises(ValueError, match=named):
-        find(*flags)
+        hosts.start(*flags, 5)
 
 
-def test_slurm_is_found(monkeypatch):
-    job = {"JOB_ID": "5000", "STEP_NODELIST": "node[3,7]", "NTASKS": "2", "PROCID": "1", "LOCALID": "0"}
-    for name, value in job.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert find(number="auto") == HostPosition(f"node3:{5000 % 2**12 + 65535 - 2**12 + 1}", 2, 1, (0,))
-    assert find() is None  # only when asked for: a job may hold several runs of one host
+def test_a_port_that_another_program_has():
+    with socket.create_server(("", free_port())) as taken, pytest.raises(ValueError, match="another port"):
+        hosts.start(f"localhost:{taken.getsockname()[1]}", "2", 0, 5)
 
 
-def test_a_tpu_pod_slice_is_found_without_a_flag(monkeypatch):
-    monkeypatch.setattr(hosts, "_on_cloud_tpu", lambda: True)
-    detection = hosts.clusters.ClusterEnv, "auto_detect_unset_distributed_params"
-    for count, expected in ((4, HostPosition("10.1.0.1:8482", 4, 3)), (1, None)):
-        found = ("10.1.0.1:8482", count, 3 % count, None)
-        monkeypatch.setattr(*detection, lambda *_, found=found: found)
-        assert find() == expected
-        assert find(number="1") is None  # said by the user: this worker alone
-
-    def fails(*_):
-        raise ConnectionError("no route to metadata.google.internal")
-
-    monkeypatch.setattr(*detection, fails)
-    with pytest.raises(ValueError, match=r"no route.*--hosts=1"):
-        find()
+def test_devices_that_no_command_on_one_host_can_use(monkeypatch):
+    hosts.check_devices()
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(ValueError, match="4 machines.*--hosts=auto"):
+        hosts.check_devices()
+    monkeypatch.setattr(jax, "process_count", lambda: jax.devices("nonsense"))
+    with pytest.raises(ValueError, match="JAX_PLATFORMS"):
+        hosts.check_devices()
 
 
 @pytest.fixture
@@ -122,3 +126,26 @@ def test_a_failure_is_published_before_the_process_ends(three, monkeypatch):
     three.run(lambda host: hosts.abandon(7, "no room") if host == 2 else None)
     assert three.run(lambda host: hosts.look("failure")) == [{"host": 2, "status": 7, "message": "no room"}] * 3
     assert ended == [7]
+
+
+def test_a_host_without_a_sign_of_life_is_lost(three, monkeypatch):
+    """Host 1 finishes, as a host that waits for the others at its end; host 2 dies."""
+    ended = []
+    monkeypatch.setattr(hosts, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(hosts, "LOST_AFTER", 0.4)
+    monkeypatch.setattr(hosts.atexit, "register", lambda finish: None)
+    monkeypatch.setattr(hosts, "abandon", lambda *note: ended.append((hosts.index(), *note)) or lookouts[0]._done.set())
+    lookouts = [hosts._Lookout() for _ in range(2)]
+
+    def task(host):
+        if host == 2:
+            return three.store.key_value_set("ag_jax/alive/2", "17", allow_overwrite=True)
+        if host == 1:
+            lookouts[1]._done.set()
+        return lookouts[host].run()
+
+    began = time.monotonic()
+    three.run(task)
+    assert time.monotonic() - began > 0.4
+    ((host, status, message),) = ended
+    assert (host, status) == (0, AGAIN) and "host 2 is gone" in message

@@ -80,7 +80,7 @@ def resumed_at(output):
 def test_two_hosts_train_and_evaluate_as_one(alone, pair, started):
     workdir, (first, second) = pair
     assert_close(workdir, alone)
-    assert "2 of 2 hosts joined" in first and f"step {STEPS}/{STEPS}" in first and not unexpected_lines(second)
+    assert "all 2 have joined" in first and f"step {STEPS}/{STEPS}" in first and not unexpected_lines(second)
     assert (workdir / "result.json").exists() and len(list((workdir / "tensorboard").iterdir())) == 1
     started += start(2, ["evaluate", f"--workdir={workdir}"], 2)
     first, second = finish(started)
@@ -93,9 +93,10 @@ def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never
     started += start(2, arguments, 2)
     started[0].wait_for("step 3/")
     started[1].send_signal(signal.SIGTERM)
-    outputs = finish(started)
+    statuses = {host.wait(240).returncode for host in started}
+    outputs = [host.output for host in started]
     if not (workdir / "result.json").exists():  # it may have been faster than the signal
-        assert "SIGTERM on host 1: stopped at step" in outputs[0]
+        assert statuses == {AGAIN} and "SIGTERM on host 1: stopped at step" in outputs[0], outputs
         stopped = int(outputs[0].split("stopped at step ")[1].split()[0])
         assert (workdir / "checkpoints" / str(stopped)).is_dir()
         started += (again := start(2, arguments, 2))
@@ -110,9 +111,8 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
     started += start(2, command(text, workdir), 2)
     started[0].wait_for("step 15/")
     started[1].kill()
-    # JAX alone would take a minute, and end with a stack trace.
-    assert started[0].wait(30).returncode == AGAIN, started[0].output
-    assert "host 1 is gone" in started[0].output or "the hosts lost each other" in started[0].output
+    assert started[0].wait(60).returncode == AGAIN, started[0].output
+    assert "host 1 is gone" in started[0].output
     four = start(4, command(text, workdir, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"), 1)
     started += four
     assert resumed_at(finish(four)[0]) >= 7
