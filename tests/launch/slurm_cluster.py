@@ -50,9 +50,7 @@ SlurmctldTimeout=10
 KillWait=20
 MessageTimeout=5
 ReturnToService=2
-NodeName=DEFAULT NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 Gres=gpu:2
-NodeName=n1 NodeHostname=localhost Port={ports[1]}
-NodeName=n2 NodeHostname=localhost Port={ports[2]}
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]},{ports[2]}] CPUs=2 RealMemory=1000 Gres=gpu:2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 OverSubscribe=NO GraceTime=30
