@@ -9,7 +9,7 @@
 # Environment variables, all optional:
 #
 #   AG_JAX_VENV=FOLDER     folder of the environment (default .venv)
-#   AG_JAX_REQUEUES=20     how often the job may be requeued
+#   AG_JAX_REQUEUES=20     a job that has been started again so often is not requeued any more
 #
 # Options of sbatch take precedence over these lines. SIGTERM goes to ag-jax alone, 120 seconds before the time limit.
 #SBATCH --job-name=ag-jax

@@ -171,8 +171,8 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.3)
 
 
-def _namespace(pid: int) -> str:
-    """Return the mount namespace of a process; empty if it has ended."""
+def _namespace(pid: int | str) -> str:
+    """Return the mount namespace of a process; empty if it has ended, or if `pid` is no number."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
@@ -181,19 +181,13 @@ def _namespace(pid: int) -> str:
 
 def _kill_all(namespaces: set[str]) -> None:
     """Kill all processes in mount namespaces that a cluster made."""
-    stopped: set[int] = set()
-    while found := {pid for pid in _processes() if _namespace(pid) in namespaces} - stopped:
-        for pid in found:  # stopped first, because who survives another process reports its end
-            _send(pid, signal.SIGSTOP)
-        stopped |= found
-    for pid in stopped:
-        _send(pid, signal.SIGKILL)
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+    for number in (
+        signal.SIGSTOP,
+        signal.SIGKILL,
+    ):  # stopped first, because who survives another process reports its end
+        sent: set[int] = set()
+        while found := {int(name) for name in os.listdir("/proc") if _namespace(name) in namespaces} - sent:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            sent |= found
