@@ -38,8 +38,9 @@ if [ -n "${SLURM_GPUS_ON_NODE:-}" ]; then export JAX_PLATFORMS=cuda; fi
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 if [ "$SLURM_NTASKS" -gt 1 ]; then set -- "$@" --hosts=auto; fi
 
-# The first step shows that every node can run ag-jax. In the second, --kill-on-bad-exit=0 lets each process end by
-# itself after an error: otherwise srun would kill the slower ones, and return 143 in place of the error's status.
+# The first step shows that every node can run ag-jax. In the second, the others have 300 seconds to end by themselves
+# after one has ended: with --kill-on-bad-exit=1, srun would stop them at once and return their status, 75 or 143, in
+# place of the error's.
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$ag_jax" --version &&
   srun --kill-on-bad-exit=0 --wait=300 "$ag_jax" "$@"
 status=$?

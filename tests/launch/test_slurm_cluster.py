@@ -203,7 +203,7 @@ def test_a_cancelled_job_stays_cancelled(site):
 def test_an_error_fails_without_another_start(site):
     """The second process comes to its error after the first has ended."""
     command = site.command("train", "error", **{"data.source": "/missing"})
-    site.submit("--nodes=2", command=command, seconds_apart=4).ends("FAILED")
+    site.submit("--nodes=2", command=command, seconds_apart=4).ends("FAILED", seconds=100)
 
 
 def test_gpus_that_jax_does_not_find(site):
