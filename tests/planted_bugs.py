@@ -695,10 +695,17 @@ BUGS = (
         "tests/pretraining/test_build.py",
     ),
     Bug(
-        "a cancelled SLURM job is requeued",
-        "launch/slurm_job.sh",
-        "grep -E ' JobState=RUNNING( |$)' >/dev/null",
-        "grep JobState >/dev/null",
+        "a SLURM job is started again after an error that would come again",
+        "launch/slurm.sh",
+        "if [ $status -ne 75 ] && [ $status -le 128 ]",
+        "if [ $status -eq 0 ]",
+        "tests/launch/test_slurm.py",
+    ),
+    Bug(
+        "a job of a SLURM array requeues the whole array",
+        "launch/slurm.sh",
+        '"${job:-$SLURM_JOB_ID}"',
+        '"$SLURM_JOB_ID"',
         "tests/launch/test_slurm.py",
     ),
     Bug(

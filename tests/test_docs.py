@@ -164,8 +164,8 @@ def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monk
 
 BASH = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 SENTENCE = re.compile(r"`(ag-jax [^`]*--config=[^`]*)`")
-# What precedes the verb: the program, the script of one host, the image of a container, and -- of the other scripts.
-BEFORE = re.compile(r"(?:ag-jax|launch/local\.sh|ag_jax:\S+|launch/(?:tpu\.sh run|slurm\.sh) .*?--) (.*)")
+# What precedes the verb: the program, the scripts of one host and of SLURM, the image of a container, -- of tpu.sh.
+BEFORE = re.compile(r"(?:ag-jax|launch/(?:local|slurm)\.sh|ag_jax:\S+|launch/tpu\.sh run .*?--) (.*)")
 # In place of what a reader fills in.
 FILLED_IN = {"--config=...": "--config=quickstart", "--config=CONFIG": "--config=quickstart_search"}
 

@@ -18,7 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from tests.multihost.launch import free_port
+
 NODES = ("n1", "n2")
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo", "unshare")
 CONFIG = """
 ClusterName=test
@@ -47,23 +50,22 @@ SlurmctldTimeout=10
 KillWait=20
 MessageTimeout=5
 ReturnToService=2
-NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=1000 Gres=gpu:2
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]},{ports[2]}] CPUs=2 RealMemory=1000 Gres=gpu:2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 OverSubscribe=NO GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 OverSubscribe=NO PreemptMode=OFF
 """
 
 
 def lacking() -> str | None:
     """Return why no cluster can be started on this machine; None if it can."""
-    if missing := [name for name in PROGRAMS if not _find(name)]:
+    if missing := [name for name in PROGRAMS if not shutil.which(name, path=PATH)]:
         return f"needs SLURM, but there is no {', '.join(missing)}: apt-get install slurm-wlm munge"
     if os.geteuid() != 0:
         return "starts daemons of SLURM in a namespace, which only root may"
-    done = subprocess.run([_find("unshare"), "--mount", "true"], capture_output=True)
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
     return None if done.returncode == 0 else "starts daemons in a mount namespace, which this machine does not allow"
-
-
-def _find(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
 class Cluster:
@@ -71,7 +73,7 @@ class Cluster:
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))  # short: it holds a socket
-        self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        self.environment = os.environ | {"PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: dict[str, tuple[subprocess.Popen, str]] = {}
 
     def __enter__(self) -> "Cluster":
@@ -88,7 +90,7 @@ class Cluster:
         (self.folder / "munge.key").chmod(0o600)
         names = " ".join(NODES)
         (self.folder / "hosts").write_text(pathlib.Path("/etc/hosts").read_text() + f"127.0.0.1 {names}\n")
-        ports = _ports()
+        ports = [free_port() for _ in range(3)]
         text = CONFIG.format(hostname=socket.gethostname().split(".")[0], folder=self.folder, ports=ports)
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")  # two GPUs that nothing can use
@@ -99,28 +101,23 @@ class Cluster:
         self._start("slurmctld", ["slurmctld", "-D"])
         for node in NODES:
             self.start_node(node)
-        wait_for(lambda: self.states() == dict.fromkeys(NODES, "idle"), 60, "the nodes")
+        self.wait_until_idle()
 
-    def start_node(self, node: str, private: Sequence[pathlib.Path] = ()) -> None:
-        """Start the daemon of a node.
-
-        private: folders in whose place this node has empty ones of its own, as if they were on no shared disk.
-        """
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
         (self.folder / f"spool-{node}").mkdir(exist_ok=True)
-        self._start(node, ["slurmd", "-D", "-N", node], private)
+        self._start(node, ["slurmd", "-D", "-N", node])
 
-    def _start(self, name: str, command: Sequence[str], private: Sequence[pathlib.Path] = ()) -> None:
+    def _start(self, name: str, command: Sequence[str]) -> None:
         """Start a daemon in a mount namespace; `name` is that of the node, or of the program.
 
         What the daemon starts is in the same namespace, by which it is found, because steps of jobs clear their
         environment and become sessions of their own.
         """
-        mounts = [f"mount --bind {self.folder}/hosts /etc/hosts", *(f"mount -t tmpfs none '{at}'" for at in private)]
-        script = " && ".join([*mounts, 'exec "$@"'])
-        found = [_find(command[0]), *command[1:]]
+        script = f'mount --bind {self.folder}/hosts /etc/hosts && exec "$@"'
         with (self.folder / f"{name}.out").open("ab") as output:
             daemon = subprocess.Popen(
-                [_find("unshare"), "--mount", "bash", "-c", script, "bash", *found],
+                ["unshare", "--mount", "bash", "-c", script, "bash", *command],
                 env=self.environment,
                 stdout=output,
                 stderr=output,
@@ -138,7 +135,7 @@ class Cluster:
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command of SLURM and return what it prints."""
-        done = subprocess.run([_find(command[0]), *command[1:]], env=self.environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0 or not check, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -147,16 +144,13 @@ class Cluster:
         lines = self.run("sinfo", "--noheader", "--Node", "--format=%N %t", "--partition=test", check=False)
         return dict(line.split() for line in lines.splitlines())
 
+    def wait_until_idle(self) -> None:
+        wait_for(lambda: self.states() == dict.fromkeys(NODES, "idle"), 60, "idle nodes")
+
     def jobs(self, number: str) -> list[dict[str, str]]:
         """Return what `scontrol show job` says about each task of an array."""
         shown = self.run("scontrol", "--oneliner", "show", "job", number, check=False)
         return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines() if "JobId=" in line]
-
-    def wait(self, number: str, seconds: float, *states: str) -> list[dict[str, str]]:
-        """Wait until a job, or all tasks of an array, are in one of the states; return what `jobs` says then."""
-        wanted = states or ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-        wait_for(lambda: all(job["JobState"] in wanted for job in self.jobs(number)), seconds, f"job {number}")
-        return self.jobs(number)
 
     def __exit__(self, *error) -> None:
         for daemon, _ in reversed(self._daemons.values()):  # munged last, because the others need it to end
@@ -177,22 +171,8 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.3)
 
 
-def _ports() -> list[int]:
-    """Return three ports that are free now, the last two of them neighbours."""
-    while True:
-        with socket.socket() as probe, socket.socket() as first, socket.socket() as second:
-            probe.bind(("", 0))
-            first.bind(("", 0))
-            after = first.getsockname()[1] + 1
-            try:
-                second.bind(("", after))
-            except (OSError, OverflowError):
-                continue
-            return [probe.getsockname()[1], after - 1, after]
-
-
-def _namespace(pid: int) -> str:
-    """Return the mount namespace of a process; empty if it has ended."""
+def _namespace(pid: int | str) -> str:
+    """Return the mount namespace of a process; empty if it has ended, or if `pid` is no number."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
@@ -201,17 +181,13 @@ def _namespace(pid: int) -> str:
 
 def _kill_all(namespaces: set[str]) -> None:
     """Kill all processes in mount namespaces that a cluster made."""
-    stopped: set[int] = set()
-    pids = [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
-    while found := {pid for pid in pids if _namespace(pid) in namespaces} - stopped:
-        for pid in found:  # stopped first, because who survives another process reports its end
-            _send(pid, signal.SIGSTOP)
-        stopped |= found
-        pids = [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
-    for pid in stopped:
-        _send(pid, signal.SIGKILL)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+    for number in (
+        signal.SIGSTOP,
+        signal.SIGKILL,
+    ):  # stopped first, because who survives another process reports its end
+        sent: set[int] = set()
+        while found := {int(name) for name in os.listdir("/proc") if _namespace(name) in namespaces} - sent:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            sent |= found
