@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ag_jax.command_line import huge_pages
+from absl import flags
+
+from ag_jax.command_line import parser
 from ag_jax.distributed import interruption
 
 
@@ -26,11 +28,6 @@ def main(argv: list[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Imported here, after the process may have been restarted for huge pages, and not twice.
-    from absl import flags
-
-    from ag_jax.command_line import parser
-
     try:
         text = _help_text(arguments)
         if text is not None:
@@ -74,7 +71,6 @@ def console() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by `ag-jax evaluate >&-`: the next open file would take its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the program
-    huge_pages.restart_with_huge_pages()
     sys.exit(interruption.guard(lambda: main(sys.argv)))
 
 

@@ -24,9 +24,6 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 
-# The program would restart itself for huge pages, which a fork of the server cannot.
-os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 

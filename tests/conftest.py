@@ -26,8 +26,6 @@ for release, flags in FLAGS.items():
 os.environ.setdefault("PJRT_NPROC", "64")
 # Programs without source locations: no test reads them, and recording them takes 4 % of the CPU time.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# A command that restarted itself would lose the imports of the process from which a test forked it (tests/commands.py).
-os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
 
 import pathlib
 
