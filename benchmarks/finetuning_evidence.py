@@ -17,8 +17,8 @@ Every finished trial is a result in asa_real_weights_TASK/ or asa_real_weights_s
 the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a result are
 skipped, others are resumed. Results of other code, and uncommitted changes, are errors (benchmarks/evidence.py).
 `seconds` is the time of training alone, with compilation in the first trial of an arm; it means
-little where the load average says that other programs ran. To give XLA huge pages on a CPU, as launch/local.sh does, set
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+little where the load average says that other programs ran. To give XLA huge pages on a CPU, as launch/local.sh does,
+set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
 import argparse

@@ -8,7 +8,8 @@ speeds of a ratio were measured in the same minutes on the same machine. Padding
 transformers are installed and the objective is masked words, Hugging Face's RoBERTa of the same size takes turns on the
 same batches (random weights, SDPA, AdamW, on a GPU bf16 autocast): as it is and with torch.compile, each with the word
 head applied to all positions, as it is by default, or to the masked ones alone, as here, which makes the FLOPs of both
-programs equal. To give all of them huge pages on a CPU, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as launch/local.sh does.
+programs equal. To give all of them huge pages on a CPU, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as launch/local.sh
+does.
 Writes benchmarks/results/pretraining_throughput-DEVICE.json.
 """
 
