@@ -50,10 +50,8 @@ detect_accelerator() {
 # The functions below use the variables of set_up.
 make_environment() {
   local python
-  if has_uv; then # --seed: with pip, for `pip install 'ag_jax[hf]'` in the activated environment
-    uv venv --quiet --seed --allow-existing --python "${PYTHON:->=3.11,<3.14}" "$venv"
-    return
-  fi
+  # --seed: with pip, for `pip install 'ag_jax[hf]'` in the activated environment.
+  if has_uv && uv venv --quiet --seed --allow-existing --python "${PYTHON:->=3.11,<3.14}" "$venv"; then return; fi
   for python in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
     if python_version "$python" >/dev/null; then
       "$python" -m venv "$venv"
@@ -87,7 +85,7 @@ is_up_to_date() { can_stay && [ "$(cat "$venv/.ag_jax-$extra" 2>/dev/null)" = "$
 
 bring_up_to_date() {
   say "installing $lock into $venv (a minute or two; for CUDA, which is about 3 GB, several)"
-  flock 9 2>/dev/null || true # one installation at a time; macOS has no flock, and nothing waits there
+  flock 9 2>/dev/null || perl -e 'open F, ">&=9" and flock F, 2' # one installation at a time; macOS has no flock
   if is_up_to_date; then return; fi
   if ! can_stay && [ -e "$venv/pyvenv.cfg" ]; then
     say "$venv has another Python or jax, was moved, or is not complete; making it anew"
@@ -110,7 +108,8 @@ set_up() {
   if [ -n "${PYTHON:-}" ] && ! wanted=$(python_version "$PYTHON"); then
     fail "PYTHON=$PYTHON: expected Python 3.11, 3.12 or 3.13, got ${wanted:-a command that does not run}"
   fi
-  accelerator=${AG_JAX_ACCELERATOR:-$(sed 's/[ :].*//' "$venv/.ag_jax-base" 2>/dev/null || detect_accelerator "")}
+  accelerator=${AG_JAX_ACCELERATOR:-$(sed 's/[ :].*//' "$venv/.ag_jax-base" 2>/dev/null || true)}
+  accelerator=${accelerator:-$(detect_accelerator "")}
   [[ $accelerator =~ ^(cpu|cuda12|cuda13|tpu)$ ]] || fail "AG_JAX_ACCELERATOR: cpu, cuda12, cuda13 or tpu, not $accelerator"
   # What .ag_jax-EXTRA holds once the packages of EXTRA are installed.
   state="$accelerator $venv $REPOSITORY $(cat pyproject.toml requirements*.txt | cksum)"

@@ -45,8 +45,9 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
   srun --kill-on-bad-exit=0 --wait=300 "$ag_jax" "$@"
 status=$?
 
-# 75 asks for another start; above 128, a signal has ended a process. Any other error would come again.
-if [ $status -ne 75 ] && [ $status -le 128 ]; then exit $status; fi
+# 75 asks for another start; above 128, a signal has ended a process, of which 130 is somebody's Ctrl-C. Any other error
+# would come again.
+if [ $status -ne 75 ] && { [ $status -le 128 ] || [ $status -eq 130 ]; }; then exit $status; fi
 if [ "$restarts" -ge "${AG_JAX_REQUEUES:=20}" ]; then
   echo "ag_jax: exit status $status, and AG_JAX_REQUEUES=$AG_JAX_REQUEUES is reached: submit the same command again" >&2
   exit $status

@@ -401,6 +401,7 @@ def run_safely(verb: Verb) -> int:
     except Interrupted as stop:
         if hosts.is_first():
             print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+        hosts.leave()  # a status other than 0 ends the process at once (`interruption.guard`)
         return interruption.status(str(stop))
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as in `ag-jax translate ... | head`

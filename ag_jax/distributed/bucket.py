@@ -1,9 +1,9 @@
 """Access to Google Cloud Storage for paths at `gs://`: gcsfs, whose failures are explained in one line.
 
 * A failure that lasts is a `storage.StoreError`, whose line says what failed, where, and what helps. `exists` and
-  `is_dir` raise it, too, in place of the answer False. gcsfs repeats requests for half a minute before; one that it
-  gave up is a `storage.StoreUnavailableError`.
-* A request that is not answered ends after `ANSWER_WITHIN` seconds; gcsfs would wait without a limit.
+  `is_dir` raise it, too, in place of the answer False.
+* gcsfs sends a request up to six times, with pauses of half a minute in all. If none succeeds, the error is a
+  `storage.StoreUnavailableError`. Each of them has `ANSWER_WITHIN` seconds; gcsfs itself would wait without a limit.
 * Listings are not cached, because other processes change the same directories.
 
 This module needs the package gcsfs, which `pip install 'ag_jax[gcs]'` installs. fsspec imports this module when a path
@@ -23,13 +23,14 @@ import google.auth.exceptions
 
 from ag_jax.distributed import storage
 
-ANSWER_WITHIN = 60.0  # seconds for a connection, and between two parts of an answer
-logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of what it raises, too
+ANSWER_WITHIN = 20.0  # seconds for a connection, and between two parts of an answer
+for _name in ("gcsfs", "fsspec"):  # they log a traceback of what they raise, too
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 
 
 class Bucket(gcsfs.core.GCSFileSystem):
-    """File system of Google Cloud Storage that explains failures in one line."""
+    """File system of Google Cloud Storage that explains failures in one line, and limits the time of a request."""
 
     def __init__(self, *arguments: Any, **options: Any):
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_WITHIN, sock_read=ANSWER_WITHIN)
@@ -110,9 +111,12 @@ def _explained(error: Exception, method: str, address: str) -> storage.StoreErro
             f"Forbidden: {what} with these credentials: give them the role Storage Object Admin for the bucket, or use "
             "others (gcloud auth application-default login)"
         )
-    if isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401:
+    is_unreachable = isinstance(error, google.auth.exceptions.TransportError)
+    if not is_unreachable and (
+        isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401
+    ):
         return storage.StoreError(f"{what} without credentials ({text}): gcloud auth application-default login")
-    if gcsfs.retry.is_retriable(error):
+    if is_unreachable or gcsfs.retry.is_retriable(error):
         return storage.StoreUnavailableError(
             f"{what}, because the store does not answer ({text}): check the network and run the same command again"
         )

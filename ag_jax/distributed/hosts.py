@@ -1,8 +1,8 @@
 """Hosts of a run: start of JAX on all of them, exchange of small values, and common end after a failure.
 
 A host is one process of the program; each feeds its own devices, and all run the same steps. They exchange small values
-through the key-value store of JAX's coordination service, which host 0 serves. On a single host `count()` is 1, every
-function returns at once, and nothing is started.
+through the key-value store of JAX's coordination service, which host 0 serves. On a single host `count()` is 1, and
+every function returns at once.
 
 Functions are collective, so every host must call them in the same order, unless their docstring says "Not collective".
 
@@ -25,33 +25,37 @@ from typing import Any
 import jax
 from jax._src import distributed
 
+from ag_jax.distributed import storage
 from ag_jax.distributed.interruption import AGAIN
 
 LOOK_EVERY = 1.0  # seconds between two signs of life of a host, and between two checks for a failed one
 LOST_AFTER = 30.0  # seconds without a sign of life after which a host counts as lost
 # Seconds after which JAX itself ends a process without heartbeats, by SIGABRT (exit status 134) with a stack trace.
 HEARTBEAT_TIMEOUT = 100
-SHUTDOWN_TIMEOUT = 1800  # seconds that a finished host waits for host 0, which draws figures
+SHUTDOWN_TIMEOUT = 1800  # seconds that JAX waits at the end for hosts that have not disconnected
 REMIND_EVERY = 60  # seconds between two lines of a host that waits for a value of another host
 WAITING_EVERY = 10.0  # seconds between two lines of a host that waits for the others to join
 PREFIX = "ag_jax"
 _FINISHED = "finished"  # last sign of life
+_lookouts: list["_Lookout"] = []  # of this process: one, or none on a single host
 _numbers = itertools.count()  # numbers of collective calls: the same on all hosts, which make them in the same order
 
 
 def start(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> None:
     """Connect JAX with the other hosts, if there are any, and end this process from then on if one of them fails.
 
-    Must be called before anything uses a device. A process that has waited `timeout` seconds for the other hosts ends
-    with status 1 and a message, because JAX's own timeout ends it with a stack trace.
+    Must be called before anything uses a device. A host that is not joined by all others in time prints a message and
+    ends with the status `AGAIN`.
 
-    Raises ValueError for flags that contradict each other, if no cluster is found, and if the hosts differ in their
-    number.
+    Raises ValueError for flags that contradict each other, if no cluster is found, and if hosts that have found each
+    other were given different numbers of hosts.
 
     coordinator: address HOST:PORT of host 0.
     hosts: the number of hosts, None for 1, or `auto` for JAX's own detection (Cloud TPU slices, SLURM, Open MPI,
         Kubernetes).
     host: number of this host.
+    timeout: seconds to wait for the other hosts. JAX's own timeout, which ends the process with a stack trace, is
+        longer.
     """
     arguments = _arguments(coordinator, hosts, host)
     if arguments is None:
@@ -68,8 +72,8 @@ def start(coordinator: str | None, hosts: str | None, host: int | None, timeout:
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
-            f"--hosts={hosts} cannot start JAX on several hosts ({error}): call it within a Cloud TPU slice, SLURM, "
-            "Open MPI or Kubernetes job, or give --coordinator=HOST:PORT --hosts=N --host=I"
+            f"JAX does not start with --hosts={hosts} ({error}): auto is for a Cloud TPU slice and for jobs of SLURM, "
+            "Open MPI and Kubernetes; elsewhere give --coordinator=HOST:PORT --hosts=N --host=I"
         ) from error
     finally:
         joined.set()
@@ -77,7 +81,8 @@ def start(coordinator: str | None, hosts: str | None, host: int | None, timeout:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     tell(f"hosts: all {count()} have joined")
-    _Lookout().start()
+    _lookouts.append(_Lookout())
+    _lookouts[0].start()
     if count() != (number := from_first("the number of hosts", count)):
         raise ValueError(f"--hosts is {count()} on host {index()} and {number} on host 0: give the same everywhere")
 
@@ -149,15 +154,13 @@ def _wait_for_others(joined: threading.Event, timeout: float) -> None:
                 f"host, each with its own number, and let them reach {where} through the firewall; "
                 "--join_timeout=SECONDS waits longer"
             )
-            leave_at_once(1)
+            leave_at_once(AGAIN)
 
 
 def check_devices() -> None:
     """Raise ValueError if JAX finds no device, or if its devices belong to more processes than there are hosts.
 
     On a Cloud TPU slice of several machines, the devices of all belong to every program, also without `start`.
-
-    Not collective.
     """
     try:
         processes = jax.process_count()
@@ -259,7 +262,8 @@ def exchange(what: str, value: Any) -> list[Any]:
 def from_first(what: str, make: Callable[[], Any]) -> Any:
     """Call `make()` on host 0 only, and return its result, a JSON value, on every host.
 
-    A ValueError or OSError of `make` is raised on host 0, and as a ValueError on the other hosts.
+    A ValueError or OSError of `make` is raised on host 0, and as a ValueError on the other hosts; a
+    `storage.StoreUnavailableError` is raised on all of them.
 
     what: what is made, named in the lines printed while waiting.
     """
@@ -269,12 +273,13 @@ def from_first(what: str, make: Callable[[], Any]) -> Any:
     if not is_first():
         answer = wait_for(f"{number}/0", 0, what)
         if "error" in answer:
-            raise ValueError(answer["error"])
+            raise (storage.StoreUnavailableError if answer["is_unavailable"] else ValueError)(answer["error"])
         return answer["value"]
     try:
         value = make()
     except (ValueError, OSError) as error:
-        publish(f"{number}/0", {"error": f"host 0: {error}"})
+        is_unavailable = isinstance(error, storage.StoreUnavailableError)
+        publish(f"{number}/0", {"error": f"host 0: {error}", "is_unavailable": is_unavailable})
         raise
     publish(f"{number}/0", {"value": value})
     return value
@@ -326,6 +331,16 @@ def wait_for_cause() -> None:
     time.sleep(LOST_AFTER + 3 * LOOK_EVERY)
 
 
+def leave() -> None:
+    """Wait until all hosts have finished, and disconnect from them; without it, the end of the process does so.
+
+    A process that ends by `leave_at_once` must call it before, unless it has failed.
+    """
+    for lookout in _lookouts:
+        lookout.finish()
+    jax.distributed.shutdown()
+
+
 def leave_at_once(status: int) -> None:
     """End the process immediately, without waiting for other hosts or threads.
 
@@ -337,27 +352,30 @@ def leave_at_once(status: int) -> None:
 
 
 class _Lookout(threading.Thread):
-    """Thread that ends this process when another host publishes a failure, or gives no sign of life for a while.
+    """Thread that gives signs of life, and ends this process when another host fails or gives none any more.
 
-    A sign of life is a number that each host increases every `LOOK_EVERY` seconds. At a normal end, the thread stops
-    before this host disconnects from the others.
+    A sign of life is a number that each host increases every `LOOK_EVERY` seconds. A host is lost without one for
+    `LOST_AFTER` seconds. If host 0 is lost, JAX itself ends this process. At a normal end, the thread stops when all
+    hosts have finished, before this host disconnects from the others.
     """
 
     def __init__(self) -> None:
         super().__init__(name="lookout", daemon=True)
         self._done = threading.Event()
-        atexit.register(self._finish)  # runs before JAX's own exit handler, which disconnects from the store
+        atexit.register(self.finish)  # runs before JAX's own exit handler, which disconnects from the store
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Say that this host has finished, and wait for the others."""
         self._done.set()
         self.join()
 
     def run(self) -> None:
-        """Give signs of life and check those of the others until this host finishes."""
+        """Give signs of life and check those of the others until all hosts have finished."""
         store, last_signs = distributed.global_state.client, dict.fromkeys(range(count()), ("", time.monotonic()))
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the store is gone with host 0: JAX ends the process
             for number in itertools.count():
-                store.key_value_set(f"{PREFIX}/alive/{index()}", str(number), allow_overwrite=True)
+                mine = _FINISHED if self._done.is_set() else str(number)
+                store.key_value_set(f"{PREFIX}/alive/{index()}", mine, allow_overwrite=True)
                 if (note := look("failure")) and note["host"] != index():
                     _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
                     _leave_after_the_note(note["status"])
@@ -374,9 +392,12 @@ class _Lookout(threading.Thread):
                         )
                         _say(f"host {index()} ends, {message}")
                         abandon(AGAIN, message)
-                if self._done.wait(LOOK_EVERY):
-                    store.key_value_set(f"{PREFIX}/alive/{index()}", _FINISHED, allow_overwrite=True)
+                if {sign for sign, _ in last_signs.values()} == {_FINISHED}:
                     return
+                if not self._done.is_set():
+                    self._done.wait(LOOK_EVERY)
+                else:
+                    time.sleep(LOOK_EVERY)
 
 
 def _say(message: str) -> None:

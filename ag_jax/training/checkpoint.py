@@ -241,15 +241,17 @@ class Checkpoints:
         try:
             state, progress, written = self._read(step, like)
         except (CorruptCheckpointError, OSError) as error:
-            damaged = isinstance(error, CorruptCheckpointError)
             problem = {
-                "damaged": damaged,
+                "is_damaged": isinstance(error, CorruptCheckpointError),
+                "is_unavailable": isinstance(error, storage.StoreUnavailableError),
                 "reason": error.reason if isinstance(error, CorruptCheckpointError) else str(error),
             }
         problems = [failure for failure in hosts.exchange(f"checkpoint {step}", problem) if failure]
         # OSErrors first: while one host cannot read the checkpoint, none may treat it as damaged and move it away.
-        for failure in sorted(problems, key=lambda failure: failure["damaged"]):
-            raise CorruptCheckpointError(step, failure["reason"]) if failure["damaged"] else OSError(failure["reason"])
+        for failure in sorted(problems, key=lambda failure: failure["is_damaged"]):
+            if failure["is_damaged"]:
+                raise CorruptCheckpointError(step, failure["reason"])
+            raise (storage.StoreUnavailableError if failure["is_unavailable"] else OSError)(failure["reason"])
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
@@ -389,11 +391,12 @@ def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _adapt_orbax() -> None:
-    """Let TensorStore end a request that is not answered, and let Orbax not ask whether a bucket has folders.
+    """Give TensorStore a time limit for requests, and keep Orbax from asking whether a bucket has folders.
 
-    TensorStore waits for an answer without a limit otherwise. To ask about folders, Orbax would need the permission to
-    describe the bucket, in addition to those of the role Storage Object Admin. If the bucket has them, empty folders
-    stay behind deleted checkpoints.
+    TensorStore, which must not have been used before, otherwise waits for an answer without a limit. It repeats a
+    request that was not answered as one that failed. To ask about folders, Orbax would need the permission to describe
+    the bucket, in addition to those of the role Storage Object Admin. If the bucket has them, empty folders stay behind
+    deleted checkpoints.
     """
     gcs_utils.is_hierarchical_namespace_enabled = lambda path: False  # there is no public setting
     os.environ |= {  # TensorStore reads them once

@@ -16,6 +16,7 @@ import threading
 import time
 import types
 from collections import Counter
+from unittest import mock
 
 import fsspec
 import gcsfs.retry
@@ -160,14 +161,16 @@ def test_listings(bucket):
     assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2", "5"}
 
 
+def without_pauses():
+    """Let gcsfs repeat requests at once."""
+    gcsfs.retry.asyncio = mock.Mock(sleep=mock.AsyncMock())
+
+
 @pytest.fixture
 def impatient(monkeypatch):
-    """Let gcsfs repeat requests without a pause, and end one that is not answered after a second."""
-
-    async def no_pause(_):
-        pass
-
-    monkeypatch.setattr(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=no_pause))
+    """Let gcsfs repeat requests at once, and end one that is not answered after a second."""
+    monkeypatch.setattr(gcsfs.retry, "asyncio", gcsfs.retry.asyncio)
+    without_pauses()
     monkeypatch.setattr(bucket_files, "ANSWER_WITHIN", 1.0)
     bucket_files.Bucket.clear_instance_cache()
     yield
@@ -305,7 +308,7 @@ def train(overrides, workdir, server, *more):
     settings = [f"--config.{key}={shown(value)}" for key, value in overrides.items()]
     arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
     environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
-    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment)
+    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment, before=without_pauses)
 
 
 def content(workdir, step):
@@ -401,7 +404,7 @@ def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, whe
         return fault if failing.is_set() else None
 
     bucket.plan = plan
-    found = train(overrides, "gs://bucket/run", bucket).wait(400)
+    found = train(overrides, "gs://bucket/run", bucket).wait(120)
     problems = found.stderr[found.stderr.index("ag-jax train:") :]
     assert (
         found.returncode == (1 if fault == 403 else interruption.AGAIN)

@@ -1,12 +1,13 @@
 """The hosts of a run: flags to positions, and what hosts tell each other."""
 
 import socket
+import threading
 import time
 
 import jax
 import pytest
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, storage
 from ag_jax.distributed.interruption import AGAIN
 from tests.distributed.fake_hosts import FakeHosts
 from tests.multihost.launch import free_port
@@ -128,24 +129,64 @@ def test_a_failure_is_published_before_the_process_ends(three, monkeypatch):
     assert ended == [7]
 
 
-def test_a_host_without_a_sign_of_life_is_lost(three, monkeypatch):
-    """Host 1 finishes, as a host that waits for the others at its end; host 2 dies."""
-    ended = []
+@pytest.fixture
+def lookouts(monkeypatch):
     monkeypatch.setattr(hosts, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(hosts, "LOST_AFTER", 0.4)
     monkeypatch.setattr(hosts.atexit, "register", lambda finish: None)
-    monkeypatch.setattr(hosts, "abandon", lambda *note: ended.append((hosts.index(), *note)) or lookouts[0]._done.set())
-    lookouts = [hosts._Lookout() for _ in range(2)]
+    return [hosts._Lookout() for _ in range(3)]
+
+
+def test_a_host_without_a_sign_of_life_is_lost(three, lookouts, monkeypatch):
+    ended = []
+
+    def abandon(status, message):
+        ended.append((status, message))
+        raise jax.errors.JaxRuntimeError("the process has ended")
+
+    monkeypatch.setattr(hosts, "abandon", abandon)
 
     def task(host):
         if host == 2:
             return three.store.key_value_set("ag_jax/alive/2", "17", allow_overwrite=True)
-        if host == 1:
-            lookouts[1]._done.set()
         return lookouts[host].run()
 
     began = time.monotonic()
     three.run(task)
     assert time.monotonic() - began > 0.4
-    ((host, status, message),) = ended
-    assert (host, status) == (0, AGAIN) and "host 2 is gone" in message
+    assert [status for status, _ in ended] == [AGAIN] * 2
+    assert all("host 2 is gone" in message for _, message in ended)
+
+
+def test_hosts_that_have_finished_wait_for_the_others_and_for_their_failures(three, lookouts, monkeypatch):
+    """Host 0 works on for longer than a host may be silent, and fails in the second round."""
+    ended, fails = [], False
+    monkeypatch.setattr(hosts, "leave_at_once", ended.append)
+
+    def task(host):
+        if host:
+            lookouts[host]._done.set()
+        else:
+            threading.Timer(0.6, lookouts[0]._done.set).start()
+            if fails:
+                hosts.publish("failure", {"host": 0, "status": 1, "message": "no space"})
+        began = time.monotonic()
+        lookouts[host].run()
+        return time.monotonic() - began
+
+    assert min(three.run(task)) > 0.5 and ended == []
+    fails, lookouts[0] = True, hosts._Lookout()
+    three.run(task)
+    assert 1 in ended
+
+
+def test_a_store_that_does_not_answer_is_so_on_all_hosts(three):
+    def task(host):
+        def fails():
+            raise storage.StoreUnavailableError("gs://bucket/file cannot be read")
+
+        with pytest.raises(storage.StoreUnavailableError, match="gs://bucket/file"):
+            hosts.from_first("a", fails)
+        return True
+
+    assert three.run(task) == [True] * 3

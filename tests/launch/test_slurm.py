@@ -52,6 +52,7 @@ def test_the_command(checkout, variables, before, added):
     [
         ({"STATUS": "1"}, 1, None),
         ({"STATUS": "2"}, 2, None),
+        ({"STATUS": "130"}, 130, None),
         ({"STATUS": "75"}, 0, "requeue 12"),
         ({"STATUS": "143", "SLURM_RESTART_COUNT": "19"}, 0, "requeue 12"),
         ({"STATUS": "75", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, 0, "requeue 12_3"),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from ag_jax.data.checksums import KnownContent
+from ag_jax.distributed import storage
 
 READ_TOGETHER = 2**20  # bytes of a buffer
 # Keys of a listing that say which content a file has, by protocol or package; the first one that is there is taken.
@@ -82,7 +83,7 @@ class RemoteStream(io.RawIOBase):
         try:
             content = self._opened.read(len(buffer))
         except Exception as error:  # stores raise different types
-            raise OSError(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", self._url) from error
+            raise _unreadable(self._url, error) from error
         buffer[: len(content)] = content
         return len(content)
 
@@ -102,7 +103,8 @@ def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
     """Return (base directory, files, addresses of the files named directly) of an address or glob.
 
     The others are below directories that it names. Files are in the order of their addresses. Raises FileNotFoundError
-    if there are none, and ValueError if the store cannot be reached.
+    if there are none, `storage.StoreUnavailableError` if the store does not answer, and ValueError if it cannot be
+    used.
     """
     filesystem, protocol = _filesystem(path), path.partition("://")[0]
     named: list[RemoteFile] = []
@@ -121,6 +123,8 @@ def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
             base, listing = path, filesystem.find(path, detail=True)
     except FileNotFoundError:
         listing = {}
+    except storage.StoreUnavailableError:
+        raise
     except Exception as error:  # stores raise different types
         raise ValueError(
             f"data.source={path!r} cannot be reached ({type(error).__name__}: {error}): check the name and your "
@@ -170,7 +174,13 @@ def _ask(url: str, method: str, *arguments: Any) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:  # stores raise different types
-        raise OSError(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", url) from error
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: Exception) -> OSError:
+    """Return the exception for a file that a store does not give; it says if the store does not answer."""
+    kind = storage.StoreUnavailableError if isinstance(error, storage.StoreUnavailableError) else OSError
+    return kind(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", url)
 
 
 def _filesystem(path: str) -> Any:

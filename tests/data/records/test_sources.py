@@ -24,6 +24,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
 from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
 from ag_jax.data.text import documents, mixture
+from ag_jax.distributed import storage
 from tests.bucket import CUT
 from tests.data.conftest import json_lines, small, tar, text, write
 
@@ -493,9 +494,12 @@ def test_what_is_wrong_in_a_bucket_is_named(both, bucket, monkeypatch):
         list(sources.documents("gs://bucket/books"))
     monkeypatch.setattr(gcsfs.retry, "asyncio", mock.Mock(sleep=mock.AsyncMock()))  # repeats without a pause
     bucket.plan = lambda asked: CUT if asked.kind == "read" else None
-    with pytest.raises(OSError, match="StoreError") as raised:
+    with pytest.raises(storage.StoreUnavailableError) as raised:
         list(sources.documents("gs://bucket/books/a.jsonl"))
     assert raised.value.filename == "gs://bucket/books/a.jsonl"
+    bucket.plan = lambda asked: 503
+    with pytest.raises(storage.StoreUnavailableError, match="gs://bucket/books"):
+        list(sources.documents("gs://bucket/books"))
 
 
 def test_the_file_system_is_that_of_the_protocol():
