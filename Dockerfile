@@ -16,7 +16,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /opt/ag_jax
 # The packages first: their layer stays as it is when only the program changes.
 COPY requirements.txt ./
-# As launch/setup.sh: "jax[tpu]" takes its version from the pinned jax. gcsfs is for a --workdir at gs://.
+# "jax[tpu]" takes its version from the pinned jax. gcsfs is for a --workdir at gs://.
 RUN case "$ACCELERATOR" in \
       cpu) pip install -r requirements.txt gcsfs ;; \
       cuda12 | cuda13 | tpu) pip install -r requirements.txt "jax[$ACCELERATOR]" gcsfs ;; \
