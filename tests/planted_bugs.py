@@ -697,8 +697,8 @@ BUGS = (
     Bug(
         "a SLURM job is started again after an error that would come again",
         "launch/slurm.sh",
-        "if [ $status -ne 75 ] && [ $status -le 128 ]",
-        "if [ $status -eq 0 ]",
+        "if [ $status -ne 75 ] && {",
+        "if [ $status -eq 0 ] && {",
         "tests/launch/test_slurm.py",
     ),
     Bug(
@@ -739,8 +739,8 @@ BUGS = (
     Bug(
         "a bucket that does not answer for a while fails a run for good",
         "ag_jax/distributed/bucket.py",
-        "if gcsfs.retry.is_retriable(error):",
-        "if False:",
+        "if is_unreachable or gcsfs.retry.is_retriable(error):",
+        "if is_unreachable:",
         "tests/buckets/test_runs.py",
     ),
     Bug(
