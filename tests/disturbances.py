@@ -263,10 +263,11 @@ def without_clock(value: Any) -> Any:
 def is_preparing(case: Case, running: commands.Running) -> bool:
     """Return whether a tokenizer is being trained or text tokenised.
 
-    A suite has no cache: whether it has just taken its lock.
+    A suite has no cache: whether it has claimed its directory, and no trial in it yet.
     """
     if case.command.name == "suite":
-        return (case.folder / "run" / "lock.json").exists() and "trials start from" not in running.stderr
+        run = case.folder / "run"
+        return (run / "config.json").exists() and not any(run.glob("*/*/"))
     return any((case.folder / "cache").glob("*.partial-*"))
 
 
