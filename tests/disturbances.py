@@ -263,11 +263,11 @@ def without_clock(value: Any) -> Any:
 def is_preparing(case: Case, running: commands.Running) -> bool:
     """Return whether a tokenizer is being trained or text tokenised.
 
-    A suite has no cache: whether it has claimed its directory, and no trial in it yet.
+    A suite has no cache: whether it reads its checkpoint and its tasks, before it claims its directory.
     """
     if case.command.name == "suite":
-        run = case.folder / "run"
-        return (run / "config.json").exists() and not any(run.glob("*/*/"))
+        time.sleep(0.3)  # until it handles signals
+        return not (case.folder / "run" / "config.json").exists()
     return any((case.folder / "cache").glob("*.partial-*"))
 
 
