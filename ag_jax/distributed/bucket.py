@@ -24,6 +24,7 @@ import google.auth.exceptions
 from ag_jax.distributed import storage
 
 ANSWER_WITHIN = 20.0  # seconds for a connection, and between two parts of an answer
+LARGE = 2**20  # bytes; aiohttp warns of longer ones in one piece
 for _name in ("gcsfs", "fsspec"):  # they log a traceback of what they raise, too
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
@@ -42,8 +43,13 @@ class Bucket(gcsfs.core.GCSFileSystem):
         Raises FileNotFoundError, FileExistsError if a condition of the request does not hold, and `storage.StoreError`
         for all other failures.
         """
+        sent, data = options, options.get("data")
+        if isinstance(data, bytes | bytearray | memoryview) and len(data) > LARGE:
+            sent = options | {
+                "data": gcsfs.core.UnclosableBytesIO(data)
+            }  # in pieces, between which others are answered
         try:
-            return await super()._request(method, path, *names, **options)
+            return await super()._request(method, path, *names, **sent)
         except Exception as error:
             address = _address(path, names, options)
             if isinstance(error, FileNotFoundError):
