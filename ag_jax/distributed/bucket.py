@@ -45,9 +45,8 @@ class Bucket(gcsfs.core.GCSFileSystem):
         """
         sent, data = options, options.get("data")
         if isinstance(data, bytes | bytearray | memoryview) and len(data) > LARGE:
-            sent = options | {
-                "data": gcsfs.core.UnclosableBytesIO(data)
-            }  # in pieces, between which others are answered
+            # It is sent in pieces, between which other requests are answered, and whole again after a failure.
+            sent = options | {"data": gcsfs.core.UnclosableBytesIO(data)}
         try:
             return await super()._request(method, path, *names, **sent)
         except Exception as error:

@@ -188,9 +188,9 @@ def test_failures_that_pass_are_not_noticed(bucket, impatient, fault):
         return fault if is_first else None
 
     bucket.plan = plan
-    path = epath.Path("gs://bucket/run/file")
-    path.write_text("content")
-    assert path.read_text() == "content" and path.exists()
+    path, content = epath.Path("gs://bucket/run/file"), random.Random(0).randbytes(3 * 2**20)
+    path.write_bytes(content)
+    assert path.read_bytes() == content and path.exists()
     bucket.plan = lambda asked: None
     path.unlink()
     assert not path.exists()
