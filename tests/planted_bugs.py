@@ -739,7 +739,7 @@ BUGS = (
     Bug(
         "a bucket that does not answer for a while fails a run for good",
         "ag_jax/distributed/bucket.py",
-        "if is_unreachable or gcsfs.retry.is_retriable(error):",
+        "if is_unreachable or (gcsfs.retry.is_retriable(error) and not is_refused):",
         "if is_unreachable:",
         "tests/buckets/test_runs.py",
     ),

@@ -116,15 +116,14 @@ def _explained(error: Exception, method: str, address: str) -> storage.StoreErro
             f"Forbidden: {what} with these credentials: give them the role Storage Object Admin for the bucket, or use "
             "others (gcloud auth application-default login)"
         )
-    is_unreachable = isinstance(error, google.auth.exceptions.TransportError)
-    if not is_unreachable and (
-        isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401
-    ):
-        return storage.StoreError(f"{what} without credentials ({text}): gcloud auth application-default login")
-    if is_unreachable or gcsfs.retry.is_retriable(error):
+    is_unreachable = isinstance(error, google.auth.exceptions.TransportError)  # the server that gives credentials
+    is_refused = isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401
+    if is_unreachable or (gcsfs.retry.is_retriable(error) and not is_refused):
         return storage.StoreUnavailableError(
             f"{what}, because the store does not answer ({text}): check the network and run the same command again"
         )
+    if is_refused:
+        return storage.StoreError(f"{what} without credentials ({text}): gcloud auth application-default login")
     return storage.StoreError(f"{what}: {text}")
 
 

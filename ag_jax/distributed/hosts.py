@@ -101,7 +101,7 @@ def _arguments(coordinator: str | None, hosts: str | None, host: int | None) -> 
             raise ValueError(
                 "--hosts=auto finds the coordinator and this host's number itself: leave the other flags out"
             )
-        return {}
+        return {}  # JAX detects what is not given
     if not hosts.isdigit() or int(hosts) < 1:
         raise ValueError(f"--hosts must be a number from 1 on, or auto, got {hosts!r}")
     number = int(hosts)
@@ -111,6 +111,7 @@ def _arguments(coordinator: str | None, hosts: str | None, host: int | None) -> 
         return None
     if host is None:
         raise ValueError(f"--hosts={number} needs --host=I, the number of this host, from 0 to {number - 1}")
+    # JAX itself takes any text for an address, and then waits for it until its timeout.
     address = re.fullmatch(r".+:(\d{1,5})", coordinator or "")
     if address is None or int(address[1]) >= 2**16:
         raise ValueError(
@@ -122,7 +123,7 @@ def _arguments(coordinator: str | None, hosts: str | None, host: int | None) -> 
         "coordinator_address": coordinator,
         "num_processes": number,
         "process_id": host,
-        "cluster_detection_method": "deactivate",
+        "cluster_detection_method": "deactivate",  # within SLURM, it would give each process a GPU of its own
     }
 
 
@@ -165,9 +166,10 @@ def check_devices() -> None:
     try:
         processes = jax.process_count()
     except (RuntimeError, AssertionError) as error:  # the second without a word, if JAX has no plugin for the platform
+        platforms = jax.config.jax_platforms or ""  # type: ignore[attr-defined]
         raise ValueError(
-            f"JAX finds no device for JAX_PLATFORMS={jax.config.jax_platforms or ''} on this machine "  # type: ignore[attr-defined]
-            f"({str(error) or 'no plugin'}): unset the variable to use what there is"
+            f"JAX finds no device for JAX_PLATFORMS={platforms} on this machine ({str(error) or 'no plugin'}): unset "
+            "the variable to use what there is"
         ) from error
     if processes != count():
         raise ValueError(
@@ -371,33 +373,40 @@ class _Lookout(threading.Thread):
 
     def run(self) -> None:
         """Give signs of life and check those of the others until all hosts have finished."""
-        store, last_signs = distributed.global_state.client, dict.fromkeys(range(count()), ("", time.monotonic()))
+        self._store, began = distributed.global_state.client, time.monotonic()
+        self._signs = dict.fromkeys(range(count()), ("", began))  # the last of each host, and when it was first seen
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the store is gone with host 0: JAX ends the process
             for number in itertools.count():
-                mine = _FINISHED if self._done.is_set() else str(number)
-                store.key_value_set(f"{PREFIX}/alive/{index()}", mine, allow_overwrite=True)
-                if (note := look("failure")) and note["host"] != index():
-                    _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
-                    _leave_after_the_note(note["status"])
-                now = time.monotonic()
-                for key, sign in store.key_value_dir_get(f"{PREFIX}/alive"):
-                    host = int(key.rpartition("/")[2])
-                    if sign != last_signs[host][0]:
-                        last_signs[host] = sign, now
-                for host, (sign, when) in last_signs.items():
-                    if sign != _FINISHED and now - when > LOST_AFTER:
-                        message = (
-                            f"host {host} is gone: its process was killed, crashed or lost its network. "
-                            "Start the command on all hosts again, it goes on from the last checkpoint"
-                        )
-                        _say(f"host {index()} ends, {message}")
-                        abandon(AGAIN, message)
-                if {sign for sign, _ in last_signs.values()} == {_FINISHED}:
+                is_done = self._done.is_set()
+                sign = _FINISHED if is_done else str(number)
+                self._store.key_value_set(f"{PREFIX}/alive/{index()}", sign, allow_overwrite=True)
+                self._follow_a_failed_host()
+                self._name_a_lost_host()
+                if {sign for sign, _ in self._signs.values()} == {_FINISHED}:
                     return
-                if not self._done.is_set():
-                    self._done.wait(LOOK_EVERY)
-                else:
-                    time.sleep(LOOK_EVERY)
+                (time.sleep if is_done else self._done.wait)(LOOK_EVERY)
+
+    def _follow_a_failed_host(self) -> None:
+        """End this process if another host has left a note."""
+        if (note := look("failure")) and note["host"] != index():
+            _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
+            _leave_after_the_note(note["status"])
+
+    def _name_a_lost_host(self) -> None:
+        """Read the signs of life, and end this and all other processes if a host has given none for too long."""
+        now = time.monotonic()
+        for key, sign in self._store.key_value_dir_get(f"{PREFIX}/alive"):
+            host = int(key.rpartition("/")[2])
+            if sign != self._signs[host][0]:
+                self._signs[host] = sign, now
+        for host, (sign, when) in self._signs.items():
+            if sign != _FINISHED and now - when > LOST_AFTER:
+                message = (
+                    f"host {host} is gone: its process was killed, crashed or lost its network. "
+                    "Start the command on all hosts again, it goes on from the last checkpoint"
+                )
+                _say(f"host {index()} ends, {message}")
+                abandon(AGAIN, message)
 
 
 def _say(message: str) -> None:

@@ -112,6 +112,7 @@ def guard(command: Callable[[], int]) -> int:
     _state.guarded = True
     for number in _SIGNALS:
         signal.signal(number, _receive)
+    # Python writes the number of each signal into the pipe at once, also while the main thread is in a long call.
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd)

@@ -20,6 +20,7 @@ from unittest import mock
 
 import fsspec
 import gcsfs.retry
+import google.auth.exceptions
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -221,6 +222,12 @@ def test_failures_that_last_are_one_line(bucket, impatient, fault):
             assert isinstance(raised.value, storage.StoreUnavailableError) == (fault in (503, FROZEN))
     bucket.plan = lambda asked: None
     assert path.read_text() == "content"
+
+
+def test_a_server_of_credentials_that_does_not_answer_is_no_missing_right():
+    kinds = google.auth.exceptions.TransportError, google.auth.exceptions.RefreshError
+    found = [bucket_files._explained(kind("no route"), "GET", "gs://bucket/file") for kind in kinds]
+    assert [isinstance(error, storage.StoreUnavailableError) for error in found] == [True, False]
 
 
 def test_directories_that_cannot_be_used(bucket, capsys):
