@@ -67,7 +67,8 @@ pip_install() { PIP_USER=0 "$venv/bin/python" -m pip install -q --no-input --no-
 # Install the lock, ag_jax, and for an accelerator jax's build of the version in the lock.
 install_packages() {
   set -- -r "$lock" -e ".[$accelerator]"
-  if has_uv; then uv pip install -q --python "$venv/bin/python" "$@"; else pip_install "$@"; fi || return 1
+  # pip also where uv fails, because uv does not read pip's configuration, such as a cluster's own index.
+  { has_uv && uv pip install -q --python "$venv/bin/python" "$@"; } || pip_install "$@" || return 1
   # The comparison runs on CPUs: this index has a build of PyTorch for them, a tenth of the size. pip goes on without an index
   # that cannot be reached, and uv does not.
   if [ "$extra" = parity ]; then
