@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     status = 0
     try:
         status = _run(argv[1:])
-        sys.stdout.flush()  # here, because Python reports an error of its own flush
+        sys.stdout.flush()  # otherwise at exit, where an error is only printed
     except BrokenPipeError:  # the reader has seen enough, as in `ag-jax configs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
     except OSError as error:

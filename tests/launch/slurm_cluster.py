@@ -181,10 +181,8 @@ def _namespace(pid: int | str) -> str:
 
 def _kill_all(namespaces: set[str]) -> None:
     """Kill all processes in mount namespaces that a cluster made."""
-    for number in (
-        signal.SIGSTOP,
-        signal.SIGKILL,
-    ):  # stopped first, because who survives another process reports its end
+    # They are stopped first, because a process that survives another one reports its end.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
         sent: set[int] = set()
         while found := {int(name) for name in os.listdir("/proc") if _namespace(name) in namespaces} - sent:
             for pid in found:

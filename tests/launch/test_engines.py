@@ -22,7 +22,7 @@ SKYPILOT, JOBSET = "skypilot[gcp]==0.14.1", "kubeflow-trainer-api==2.3.0"
 
 
 def run_with(package: str, home: pathlib.Path, *words: str, given: object) -> object:
-    """Run a Python program with a package, in a home directory of its own with the files `given` and `result`."""
+    """Run a Python program with a package; it reads the file `given` of its home directory and writes `result`."""
     if not (uv := shutil.which("uv")):
         pytest.skip("uv is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -48,7 +48,7 @@ def stand_in(path: pathlib.Path, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory) -> dict[str, dict]:
-    """What SkyPilot makes of each command of docs/launch.md, by its --name, or by its words if it has none."""
+    """The machine and the scripts that SkyPilot finds for each command of docs/launch.md, by the command's --name."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "launch.md").read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("sky ")]
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
