@@ -32,12 +32,11 @@ from ag_jax.command_line.verbs import (
     Translate,
     Verb,
 )
-from ag_jax.data import pipeline, tokenizers
-from ag_jax.data.json_files import read_json
+from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, interruption, storage
-from ag_jax.finetuning import trial
+from ag_jax.finetuning import contents
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import exporting, finetuned, hub, importing, milestones
+from ag_jax.interop import exporting, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import corpus as pretraining_corpus
@@ -51,26 +50,13 @@ from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.stopping import Interrupted
 
 
-def output_directory(workdir: str, kind: str | None = None) -> epath.Path:
-    """Return the directory that --workdir names; with `kind`, it must be empty or hold output of that kind.
-
-    kind: what the verb writes there, as `contents` says it; None for a verb that writes nothing of its own.
-
-    Raises ValueError if it holds something of another kind.
-    """
-    directory = storage.directory(workdir)
-    if kind and (there := contents(directory)) not in (None, kind, *MAY_HOLD.get(kind, ())):
-        raise ValueError(f"--workdir={directory} holds {there}, expected {kind} or nothing: choose another directory")
-    return directory
-
-
 def _model(workdir: str) -> epath.Path:
     """Return the directory of --workdir, which must not hold several models.
 
     Raises ValueError, which names the best model, if it holds several.
     """
     directory = storage.directory(workdir)
-    if contents(directory) in (SUITE, SUITES, COMPARISON):
+    if contents.of(directory) in (contents.SUITE, contents.SUITES, contents.COMPARISON):
         from ag_jax.finetuning import best  # with scikit-learn
 
         if (best_model := best.find(directory)) is not None:
@@ -101,35 +87,6 @@ def _join(verb: Any) -> None:
     command = {"the verb": verb.name, "--workdir": str(storage.directory(verb.workdir))}
     command |= {f"--{flag}": getattr(verb, flag, None) for flag in ("step", "retry")}
     hosts.agree("their commands", command | run.versions())
-
-
-RUN, SUITE, SEARCH, PROBES = "a run", "a suite of fine-tuning", "a search", "a report on probes"
-COMPARISON, SUITES, TOKENIZER = "a comparison of runs", "a comparison of suites", "a tokenizer"
-ARMS = "the runs of a comparison"  # that is not finished
-MAY_HOLD = {COMPARISON: (ARMS,), PROBES: (ARMS,)}
-
-
-def contents(directory: epath.Path) -> str | None:
-    """Return in words what a directory holds, such as "a run"; None if no verb has written anything into it."""
-    config, report = (
-        read_json(path) if (path := directory / name).exists() else {} for name in ("config.json", "report.json")
-    )
-    # From the special to the general: a trial has a run's checkpoints, too, and a suite's arms have reports.
-    if "model_type" in config:
-        return "a Hugging Face model"
-    if isinstance(tasks := config.get("tasks"), dict) and any((directory / name).is_dir() for name in tasks):
-        return SUITE
-    if finetuned.locate(directory) or trial.read(directory) is not None:
-        return "a trial of fine-tuning"
-    if run_directory.is_begun(directory):
-        return RUN
-    if (directory / "search.json").exists():
-        return SEARCH
-    if report:
-        return PROBES if "probes" in report else SUITES if "tasks" in report else COMPARISON
-    if (directory / tokenizers.CHECKSUM).exists():
-        return TOKENIZER
-    return ARMS if any(directory.glob("*-seed*/config.json")) else None
 
 
 def run_verb(verb: Any) -> None:
@@ -194,7 +151,7 @@ def _tell(message: str) -> None:
 
 
 def _train(verb: Train) -> None:
-    config, workdir = verb.config.settings, output_directory(verb.workdir, RUN)
+    config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.RUN)
     words.check_flags(config, verb.config.overrides)
     summary = run.train(config, workdir)
     _tell(
@@ -206,8 +163,9 @@ def _train(verb: Train) -> None:
 
 def _compare(verb: Compare) -> None:
     config = verb.config.settings
-    kind = {ExperimentConfig: COMPARISON, FinetuningConfig: SUITES, ProbingConfig: PROBES}[type(config)]
-    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), verb.retry)
+    kinds = {ExperimentConfig: contents.COMPARISON, FinetuningConfig: contents.SUITES, ProbingConfig: contents.PROBES}
+    workdir = contents.output_directory(verb.workdir, kinds[type(config)])
+    report = _comparison(config).compare(verb.config, workdir, verb.retry)
     if report is not None:
         _tell(f"the report is {report}")
 
@@ -215,13 +173,13 @@ def _compare(verb: Compare) -> None:
 def _search(verb: Search) -> None:
     from ag_jax.pretraining.search import run as of_points  # with matplotlib and scipy
 
-    report = of_points.search(verb.config, output_directory(verb.workdir, SEARCH), retry=verb.retry)
+    report = of_points.search(verb.config, contents.output_directory(verb.workdir, contents.SEARCH), retry=verb.retry)
     if report is not None:
         _tell(f"the report is {report}")
 
 
 def _finetune(verb: Finetune) -> None:
-    config, workdir = verb.config.settings, output_directory(verb.workdir, SUITE)
+    config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.SUITE)
     report = _comparison(config).finetune(verb.config, workdir, verb.retry)
     if report is None:
         return
@@ -240,7 +198,8 @@ def _finetune(verb: Finetune) -> None:
 
 def _evaluate(verb: Evaluate) -> None:
     if verb.config is not None:
-        report = _comparison(verb.config.settings).evaluate(verb.config, output_directory(verb.workdir, PROBES))
+        workdir = contents.output_directory(verb.workdir, contents.PROBES)
+        report = _comparison(verb.config.settings).evaluate(verb.config, workdir)
         if report is not None:
             _tell(f"the report is {report}")
         return
@@ -290,7 +249,7 @@ def _inspect(verb: Inspect) -> None:
 
 
 def _tokenizer(verb: Tokenizer) -> None:
-    config, workdir = verb.config.settings, output_directory(verb.workdir, TOKENIZER)
+    config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.TOKENIZER)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     tokenizer.save(workdir)
     sentence = config.inspection.sentence if verb.text is None else verb.text
