@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from ag_jax.settings import imported
@@ -117,3 +118,14 @@ def check_unicode(text: str, place: str) -> None:
             f"expected Unicode text, got {text[error.start]!r}, half of a surrogate pair, in {place}; replace it, for "
             "instance by text.encode(errors='replace').decode()"
         ) from error
+
+
+def without_numpy(value: Any) -> Any:
+    """Return a value with numpy's scalars and arrays, also inside dicts and lists, replaced by Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: without_numpy(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [without_numpy(item) for item in value]
+    return value

@@ -26,11 +26,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from ag_jax.data.checksums import KnownContent
-from ag_jax.data.json_files import check_unicode
+from ag_jax.data.json_files import check_unicode, without_numpy
 from ag_jax.data.records import babylm, formats, hub, prepared, remote, stored
 from ag_jax.data.records.units import Part, Unit
-from ag_jax.distributed import interruption
+from ag_jax.distributed import interruption, storage
 
 _WEIGHT = re.compile(
     r"(?P<path>.+):(?P<weight>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity))", re.IGNORECASE
@@ -251,40 +253,59 @@ def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str
     return pieces[words] if len(pieces) > words else ""
 
 
-def spool(records: Iterable[str | Mapping[str, Any]], folder: str | os.PathLike) -> pathlib.Path:
+def spool(records: Iterable[str | Mapping[str, Any]], folder: epath.PathLike, name: str = "records") -> epath.Path:
     """Write the records of an iterable to a file of JSON lines, and return its path, which may be a source.
 
     records: texts, each of which becomes a record with the field "text", or records as dicts.
-    folder: where the file lies, created if need be. The file's name is a hash of its content, so that equal records are
-        the same file, which is left as it is.
+    folder: where the file lies, on a disk or in a bucket; created if need be.
+    name: what the records are, such as "train". The file is called NAME-HASH.jsonl, where the hash is that of its
+        content, so that equal records are the same file, which is left as it is.
 
-    Raises ValueError, with the number of the record, for what JSON cannot hold, and for an iterable without records.
+    Raises ValueError, with the number of the row, for what JSON cannot hold and for missing values (None, NaN), and for
+    an iterable without records.
     """
-    place = pathlib.Path(folder).expanduser()
+    place = storage.directory(folder)
     place.mkdir(parents=True, exist_ok=True)
-    digest, count = hashlib.sha256(), 0
-    with tempfile.TemporaryDirectory(dir=place) as scratch:
+    digest, number = hashlib.sha256(), -1
+    with tempfile.TemporaryDirectory(dir=None if storage.is_remote(place) else place) as scratch:
         part = pathlib.Path(scratch, "records")
         with part.open("wb") as file:
-            for count, record in enumerate(interruption.checked(records), 1):
-                line = _json_line(record, f"record {count}")
+            for number, record in enumerate(interruption.checked(records)):
+                line = _json_line(record, f"row {number} of {name}, counted from 0")
                 digest.update(line)
                 file.write(line)
-        if not count:
-            raise ValueError("expected at least one record, got an iterable without any")
-        path = place / f"records-{digest.hexdigest()[:16]}.jsonl"
+        if number < 0:
+            raise ValueError(f"{name}: expected at least one row, got none")
+        path = place / f"{name}-{digest.hexdigest()[:16]}.jsonl"
         if not path.exists():  # a new file would have another time, and so be another text
-            part.rename(path)
+            if storage.is_remote(place):
+                path.write_bytes(part.read_bytes())
+            else:
+                part.rename(path)
     return path
 
 
-def _json_line(record: Any, name: str) -> bytes:
-    """Return a text or a record as a line of JSON. Raises ValueError, with the name, for anything else."""
+def _json_line(record: Any, row: str) -> bytes:
+    """Return a text or a record as a line of JSON. Raises ValueError, with the row's name, for anything else."""
     if not isinstance(record, str | Mapping):
-        raise ValueError(f"{name}: expected a text or a dict, got {type(record).__name__}")
+        raise ValueError(f"{row}: expected a text or a dict, got {type(record).__name__}")
+    named = {"text": record} if isinstance(record, str) else {str(name): value for name, value in record.items()}
+    fields = without_numpy(named)
+    for name, value in fields.items():
+        if _is_missing(value):
+            raise ValueError(f"{row}: expected a value of {name!r}, got {value!r}: fill it in, or leave the row out")
     try:
-        line = json.dumps({"text": record} if isinstance(record, str) else dict(record), ensure_ascii=False)
-    except TypeError as error:
-        raise ValueError(f"{name}: expected values that JSON can hold, got others ({error})") from error
-    check_unicode(line, name)
+        line = json.dumps(fields, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{row}: expected values that JSON can hold, got others ({error})") from error
+    check_unicode(line, row)
     return f"{line}\n".encode()
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN or one of the marks of pandas for a missing value, or holds one in a list."""
+    if isinstance(value, list):
+        return any(map(_is_missing, value))
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    )

@@ -12,9 +12,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ag_jax.data.json_files import check_unicode
+from ag_jax.data.json_files import check_unicode, without_numpy
 from ag_jax.data.records import files as record_files
 from ag_jax.data.records.formats import LocatedRecord, Record
 from ag_jax.data.tasks import containers, lookalikes, spans, tagging
@@ -91,24 +89,13 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
                 f"the reader {reader} must return a dict for each example, got {type(record).__name__} as number "
                 f"{number} of {file}"
             )
-        plain = _without_numpy(record)
+        plain = without_numpy(record)
         try:
             check_unicode(json.dumps(plain, ensure_ascii=False, skipkeys=True, default=str), "a text")
             located.append((f"{file}, record {number}", plain))
         except ValueError as error:
             located.append((f"{file}, record {number}", error))
     return located
-
-
-def _without_numpy(value: Any) -> Any:
-    """Return a value with numpy's scalars and arrays, also inside dicts and lists, replaced by Python's own."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {name: _without_numpy(item) for name, item in value.items()}
-    if isinstance(value, list | np.ndarray):
-        return [_without_numpy(item) for item in value]
-    return value
 
 
 def check_columns(

@@ -510,15 +510,15 @@ def test_the_file_system_is_that_of_the_protocol():
 
 def test_python_objects_become_a_file_named_by_its_content(tmp_path):
     texts = ["Eins.\nZwei.", "ไทย", "\u2028"]
-    path = sources.spool(iter(texts), tmp_path / "new")
+    path = sources.spool(iter(texts), tmp_path / "new", "train")
     before = sources.identity(str(path))
     assert read(path) == texts[:2], "a blank text is none"
-    assert sources.spool(({"text": text} for text in texts), tmp_path / "new") == path
+    assert sources.spool(({"text": text} for text in texts), tmp_path / "new", "train") == path
     assert sources.identity(str(path)) == before, "an equal text is the same file"
     other = sources.spool([{"body": "a", "n": 1}], tmp_path / "new")
     assert list(sources.documents(str(other), "body")) == ["a"]
-    for records, named in (([], "at least one"), (["a", 3], "record 2.*int"), ([{"a": {1}}], "record 1.*set"),
-                           (["\ud800"], "surrogate.*record 1")):  # fmt: skip
+    for records, named in (([], "at least one"), (["a", 3], "row 1.*int"), ([{"a": {1}}], "row 0.*set"),
+                           (["\ud800"], "surrogate.*row 0")):  # fmt: skip
         with pytest.raises(ValueError, match=named):
             sources.spool(records, tmp_path / "new")
     assert sorted((tmp_path / "new").iterdir()) == sorted([path, other]), "nothing else is left"
