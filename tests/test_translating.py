@@ -9,7 +9,7 @@ import sys
 import pytest
 import sacrebleu
 
-from ag_jax import pipelines
+from ag_jax.api.model import load
 from ag_jax.data.parallel import toys
 from ag_jax.pretraining import translate
 from tests import commands
@@ -65,7 +65,7 @@ def test_streams_and_python_get_the_same_translations_and_files_others_by_other_
     assert len(lines) == 7 and lines.pop() == "", "six lines, each with its end"
     assert lines[1] == lines[3] == "" and all(lines[number] for number in (0, 2, 5))
     assert lines[4] == lines[0], "spaces around a line, and how it ends, make no difference"
-    translated_by, texts = pipelines.translate(folder / "runs/mine"), INPUT.replace("\r", "").split("\n")
+    translated_by, texts = load(folder / "runs/mine").translate, INPUT.replace("\r", "").split("\n")
     assert translated_by(texts) == lines and translated_by(texts[0]) == lines[0]
     best = translated_by(texts[0], alternatives=2)
     assert best[0] == lines[0] and len(best) == 2 and best[1] != best[0]
@@ -86,7 +86,7 @@ def test_evaluate_scores_the_test_set(folder):
     for name, scorer in (("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)):
         assert found["translations"]["test"][name]["value"] == pytest.approx(scorer(lines, [references]).score)
     sources = (folder / "test.source").read_text().split("\n")[:-1]
-    assert pipelines.translate(str(folder / "runs/mine"))(sources) == lines
+    assert load(folder / "runs/mine").translate(sources) == lines
 
 
 def test_no_line_break_stays_in_a_translation(folder, monkeypatch):

@@ -78,7 +78,7 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None, trus
     Raises FileNotFoundError or ValueError with what was expected.
     """
     best = find(directory)
-    opened = _with_attack(opening.open_for_inspection(directory if best is None else best.directory, step))
+    opened = with_attack(opening.open_for_inspection(directory if best is None else best.directory, step))
     if trust_code:
         for assignment in (opened.assignment, opened.decoder_assignment, opened.cross_assignment):
             imported.allow({"heads": ",".join(assignment.names)})
@@ -87,7 +87,7 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None, trus
     return dataclasses.replace(opened, description=f"{opened.description} ({best.reason})")
 
 
-def _with_attack(opened: Inspected) -> Inspected:
+def with_attack(opened: Inspected) -> Inspected:
     """Return an opened model with the attack that it was trained against, if it is a trial trained under attack.
 
     If the attack cannot be made for a text, the model has the reason instead.

@@ -4,7 +4,6 @@ A trial has a file of predictions for every split but the training one, with row
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,27 +13,23 @@ from etils import epath
 from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
-from ag_jax.finetuning import choosing, kinds
+from ag_jax.finetuning import choosing, kinds, trial
 from ag_jax.finetuning.choosing import Facts, Point, Summary
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
-from ag_jax.grid import store
 from ag_jax.grid.cells import Result
 
 PredictionRow = Mapping[str, Any]  # a line of predictions_SPLIT.jsonl
 POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
-def read_predictions(directory: epath.Path, result: Result, split: str, examples: Examples) -> list[PredictionRow]:
+def read_predictions(directory: epath.Path, result: Result, split: str, examples: Examples) -> Sequence[PredictionRow]:
     """Read a trial's predictions for a split, one dict for each of `examples`, in their order.
 
     Raises ValueError if the file is damaged, or if the ids of the examples differ, such as when files of a task have
     changed since.
     """
-    artifact = result.artifacts.get(split)
-    text = "" if artifact is None else store.read_text(directory, artifact)
-    # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
-    rows = [json.loads(line) for line in text.split("\n") if line]
+    rows = trial.predictions(directory, result, split)
     if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} "
@@ -54,7 +49,7 @@ class SplitPredictions:
 
     task: Task
     examples: Examples
-    rows: tuple[list[PredictionRow], ...]
+    rows: tuple[Sequence[PredictionRow], ...]
 
     def values(self) -> dict[str, list[float]]:
         """Return {metric: its values, one for each seed}."""
@@ -65,7 +60,7 @@ class SplitPredictions:
         """Return for each seed an array with the score of each example's prediction, larger is better."""
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
-    def together(self) -> list[PredictionRow]:
+    def together(self) -> Sequence[PredictionRow]:
         """Return the predictions of an ensemble of all seeds' models, decided from the mean of the models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]

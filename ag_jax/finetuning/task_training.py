@@ -81,6 +81,7 @@ def make_head(
         dropout,
         texts,
         pooling,
+        task.label_type,
     )
 
 

@@ -1,6 +1,7 @@
 """Trials of a suite (one task, point of its sweep and seed each), and the results in their directories."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,17 @@ def read(directory: epath.Path) -> Result | None:
     """
     result = store.read(directory)
     return result if result is not None and "task" in result.facts else None
+
+
+def predictions(directory: epath.Path, result: Result, split: str) -> list[dict[str, Any]]:
+    """Return a trial's predictions for a split, a dict for each example; [] for a split without predictions.
+
+    Raises ValueError, with the file's name, if the file is damaged.
+    """
+    artifact = result.artifacts.get(split)
+    text = "" if artifact is None else store.read_text(directory, artifact)
+    # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def failure(trial: Trial, message: str) -> Result:

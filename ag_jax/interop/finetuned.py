@@ -28,6 +28,7 @@ from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
 from ag_jax.data.json_files import read_json, reading
+from ag_jax.data.tasks.task import LabelType
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.models.config import EncoderConfig, Pooling
@@ -56,6 +57,7 @@ class Head:
     texts: 2 if every example of classification or regression that the model was trained on is a pair of texts, 1 if
         none is; None otherwise, also where it is not known, in imported models.
     pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens.
+    label_type: the type of the labels in the training data.
     """
 
     task: str
@@ -69,6 +71,13 @@ class Head:
     dropout: float | None = None
     texts: int | None = None
     pooling: Pooling = "first"
+    label_type: LabelType = "text"
+
+    def label(self, name: str) -> Any:
+        """Return a label, given by its name, with the type that it has in the training data."""
+        if self.label_type == "boolean":
+            return name == "true"
+        return {"text": str, "integer": int, "number": float}[self.label_type](name)
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""

@@ -141,6 +141,12 @@ def origin_of(opened: OpenModel, path: epath.PathLike) -> Origin:
     return dataclasses.replace(_origin(opened.source, path, opened.tokenizer), new=opened.new, left_out=opened.left_out)
 
 
+def has_task_head(path: epath.PathLike) -> bool:
+    """Return whether a Hugging Face model, in a directory or on the hub, has the head of a task."""
+    source = sources.read(directories.find(path))
+    return task_heads.kind_of(source.family, source.architectures) is not None
+
+
 def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
     """Return the fine-tuned model of a directory with its task head, and the names of tensors that were not used.
 

@@ -188,22 +188,45 @@ class NoWordHeadError(ValueError):
     """Raised if a model has no trained head for masked words."""
 
 
+Opened = OpenRun | FineTuned | OpenModel  # what a directory holds: a run, a trial, a Hugging Face model
+
+
+def open_model(directory: epath.PathLike, step: int | None = None) -> Opened:
+    """Open a run (at `step`, the newest by default), a trial with saved weights, or a Hugging Face directory.
+
+    A Hugging Face model with the head of a task is opened with this head.
+
+    Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps.
+    """
+    place = storage.directory(directory)
+    if finetuned.locate(place) is None and is_huggingface(place) and importing.has_task_head(str(place)):
+        _check_step(step, directory)
+        return importing.open_finetuned(str(place))[0]
+    return _open(directory, step)
+
+
 def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> Inspected:
     """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to inspect its attention.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
+    return inspected_model(_open(directory, step), directory)
+
+
+def inspected_model(opened: Opened, directory: epath.PathLike) -> Inspected:
+    """Return an opened model to inspect its attention.
+
+    directory: of the model.
+    """
     directory = storage.directory(directory)
-    opened = _open(directory, step)
-    if opened.imported is not None and opened.imported.config.translates:
-        imported = opened.imported
-        model = reference_model(imported.config, imported.tokenizer)
+    if isinstance(opened, OpenModel) and opened.config.translates:
+        model = reference_model(opened.config, opened.tokenizer)
         translator = translate.make_translator(
-            imported.config, model, imported.params, imported.tokenizer, directory, str(directory)
+            opened.config, model, opened.params, opened.tokenizer, directory, str(directory)
         )
         return Inspected(
             directory=directory,
-            description=opened.description,
+            description=str(directory),
             model=translator.model,
             params=translator.params,
             tokenizer=translator.tokenizer,
@@ -211,29 +234,30 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> I
             translator=translator,
             is_ours=False,
         )
-    if opened.run is None:
+    if not isinstance(opened, OpenRun):
         # Only the encoder is looked at, which is the same in every model.
-        encoder = PretrainingModel(opened.config, next_sentence=False)
-        options = opened.params, opened.tokenizer, opened.length
+        pretrained = pretrained_encoder(opened, directory)
+        encoder = PretrainingModel(pretrained.config, next_sentence=False)
+        options = pretrained.params, pretrained.tokenizer, pretrained.length
         is_ours = not is_huggingface(directory)
-        return Inspected(directory, opened.description, encoder, *options, is_ours=is_ours)
-    opened_run, config = opened.run, opened.run.config
+        return Inspected(directory, pretrained.description, encoder, *options, is_ours=is_ours)
+    config = opened.config
     reason = text_attack.unsupported_reason(config)
     return Inspected(
         directory=directory,
-        description=opened.description,
-        model=opened_run.model,
-        params=opened_run.params | opened_run.adversary_params,
-        tokenizer=opened_run.tokenizer,
-        length=opened_run.length,
+        description=_described(opened),
+        model=opened.model,
+        params=opened.params | opened.adversary_params,
+        tokenizer=opened.tokenizer,
+        length=opened.length,
         text=config.inspection.sentence,
-        step=opened_run.step,
-        steps=opened_run.steps,
-        assignment=opened_run.assignment,
+        step=opened.step,
+        steps=opened.steps,
+        assignment=opened.assignment,
         decoder_assignment=Assignment(assign_decoder_heads(config.guidance, config.model.heads)),
         cross_assignment=Assignment(assign_cross_heads(config.guidance, config.model.heads)),
-        translator=translate.translator_of(opened_run) if config.translates else None,
-        attack=text_attack.of_run(opened_run) if reason is None else None,
+        translator=translate.translator_of(opened) if config.translates else None,
+        attack=text_attack.of_run(opened) if reason is None else None,
         no_attack="" if reason is None or config.adversarial.method == "none" else reason,
     )
 
@@ -252,7 +276,7 @@ def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: 
     Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps, and for
     a translation model whose vocabulary has no begin token.
     """
-    opened = _open(checkpoint, step)
+    opened = pretrained_encoder(_open(checkpoint, step), checkpoint)
     if opened.tokenizer.lacks:
         raise ValueError(
             f"{checkpoint} is a translation model whose tokenizer has no token for "
@@ -266,42 +290,50 @@ def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: 
     return opened
 
 
-def _open(checkpoint: epath.PathLike, step: int | None) -> Pretrained:
-    """Open the encoder of a run, trial or Hugging Face directory, even if its tokenizer lacks special tokens."""
+def _open(checkpoint: epath.PathLike, step: int | None) -> Opened:
+    """Open a run, a trial or a Hugging Face directory, the last without the head of a task."""
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
-        opened = _of_trial(directory)
-    elif is_huggingface(directory):
-        opened = _of_huggingface(str(directory))
-    elif (directory / "config.json").exists():
-        opened = _of_run(directory, step)
-    else:
-        raise FileNotFoundError(
-            f"{checkpoint} is no model: expected the directory of a run, of a trial that kept its weights "
-            "(--config.keep=best), or of a Hugging Face model (`ag-jax import` fetches one from the hub)"
-        )
-    if step is not None and opened.run is None:
+        _check_step(step, checkpoint)
+        return finetuned.load(directory)
+    if is_huggingface(directory):
+        _check_step(step, checkpoint)
+        return importing.open_model(str(directory))
+    if (directory / "config.json").exists():
+        return open_run(directory, step)
+    raise FileNotFoundError(
+        f"{checkpoint} is no model: expected the directory of a run, of a trial that kept its weights "
+        "(--config.keep=best), or of a Hugging Face model (`ag-jax import` fetches one from the hub)"
+    )
+
+
+def _check_step(step: int | None, checkpoint: epath.PathLike) -> None:
+    """Raise ValueError for a step of a model that has no steps."""
+    if step is not None:
         raise ValueError(f"step={step} selects a checkpoint of a run, but {checkpoint} is no run: leave the step out")
-    return opened
 
 
-def open_finetuned(directory: epath.PathLike, kinds: Sequence[str]) -> FineTuned:
-    """Open a trial with saved weights or a fine-tuned Hugging Face model, whose head must be of one of the `kinds`.
+def pretrained_encoder(opened: Opened, directory: epath.PathLike) -> Pretrained:
+    """Return the encoder of an opened model, to be fine-tuned or to compute vectors.
 
-    kinds: the kinds of head that are accepted, such as `classification`.
-    Raises ValueError if the model has no such head, FileNotFoundError if there is no model.
+    directory: of the model.
     """
-    place = storage.directory(directory)
-    names = " or ".join(kinds)
-    if finetuned.locate(place) is None and is_huggingface(place):
-        tuned, _ = importing.open_finetuned(str(place))
-    else:
-        tuned = finetuned.load(place)
+    path = str(storage.directory(directory))
+    if isinstance(opened, FineTuned):
+        return _of_trial(opened, path)
+    return _of_run(opened) if isinstance(opened, OpenRun) else _of_huggingface(opened, path)
+
+
+def check_head(tuned: FineTuned, kinds: Sequence[str], directory: epath.PathLike) -> None:
+    """Raise ValueError unless the head of a fine-tuned model is of one of the `kinds`.
+
+    directory: of the model, for the message.
+    """
     if tuned.head.kind not in kinds:
+        names = " or ".join(kinds)
         raise ValueError(
             f"{directory} has a head for {tuned.head.kind}, but {names} is expected: give a model fine-tuned for that"
         )
-    return tuned
 
 
 def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordModel:
@@ -310,54 +342,59 @@ def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordMo
     step: of a run's checkpoint, the newest by default.
     Raises NoWordHeadError if there is no such head.
     """
-    place = storage.directory(directory)
-    if finetuned.locate(place) is not None:
+    return word_model(_open(directory, step), directory)
+
+
+def word_model(opened: Opened, directory: epath.PathLike) -> WordModel:
+    """Return an opened model to predict masked words. Raises NoWordHeadError if it has no head for that.
+
+    directory: of the model, for messages.
+    """
+    if isinstance(opened, FineTuned):
         raise NoWordHeadError(
             f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
         )
-    if is_huggingface(place):
-        imported = importing.open_model(str(place))
-        untrained, architectures = imported.new, imported.source.architectures
-        model = reference_model(imported.config, imported.tokenizer)
-        opened = WordModel(model, imported.params, imported.tokenizer, model.config.max_length)
+    if isinstance(opened, OpenModel):
+        untrained, architectures = opened.new, opened.source.architectures
+        model = reference_model(opened.config, opened.tokenizer)
+        words = WordModel(model, opened.params, opened.tokenizer, model.config.max_length)
     else:
-        trained = open_run(place, step)
-        untrained, architectures = trained.untrained, trained.origin.architectures
-        opened = WordModel(trained.model, trained.params, trained.tokenizer, trained.length, trained)
+        untrained, architectures = opened.untrained, opened.origin.architectures
+        words = WordModel(opened.model, opened.params, opened.tokenizer, opened.length, opened)
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
-    if "word_head" in untrained or "word_head" not in opened.params or isinstance(opened.model, TranslationModel):
+    if "word_head" in untrained or "word_head" not in words.params or isinstance(words.model, TranslationModel):
         classes = f": its classes are {', '.join(architectures)}" if architectures else ""
         raise NoWordHeadError(
             f"{directory} has no head for masked words{classes}; give a run of masked language modelling, or a model "
             "such as BertForMaskedLM"
         )
-    return opened
+    return words
 
 
-def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
-    opened = open_run(directory, step)
-    style = task_heads.style_of(opened.model.config, opened.params, opened.origin.model_type)
-    description = f"step {opened.step} of {directory}"
+def _described(opened: OpenRun) -> str:
+    return f"step {opened.step} of {opened.workdir}"
+
+
+def _of_run(opened: OpenRun) -> Pretrained:
     config, tokenizer = opened.model.config, opened.tokenizer
-    words = _words(config, opened.params, opened.untrained)
+    style = task_heads.style_of(config, opened.params, opened.origin.model_type)
+    words, description = _words(config, opened.params, opened.untrained), _described(opened)
     pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, words, style, description, opened.origin)
     return dataclasses.replace(pretrained, run=opened, trained_length=opened.length, assignment=opened.assignment)
 
 
-def _of_huggingface(path: str) -> Pretrained:
-    opened = importing.open_model(path)
-    style = task_heads.style_of(opened.source.config, opened.params, opened.source.family.model_type)
+def _of_huggingface(opened: OpenModel, path: str) -> Pretrained:
     config, tokenizer = opened.source.config, opened.tokenizer
+    style = task_heads.style_of(config, opened.params, opened.source.family.model_type)
     origin = importing.origin_of(opened, path)
     words = _words(config, opened.params, opened.new)
     pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, words, style, path, origin)
     return dataclasses.replace(pretrained, imported=opened)
 
 
-def _of_trial(directory: epath.Path) -> Pretrained:
-    tuned = finetuned.load(directory)
+def _of_trial(tuned: FineTuned, path: str) -> Pretrained:
     params = {"encoder": tuned.params["encoder"]}
-    pretrained = Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, str(directory), tuned.origin)
+    pretrained = Pretrained(tuned.config, tuned.tokenizer, params, tuned.head.style, path, tuned.origin)
     return dataclasses.replace(pretrained, trained_length=tuned.trained_length, assignment=tuned.assignment)
 
 

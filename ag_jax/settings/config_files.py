@@ -97,13 +97,26 @@ def load(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
     Raises ValueError, with file and line, for any error in the file, and for arguments that it does not take.
     """
     config, arguments = _execute(source)
+    return of_dict(config, source, arguments, overrides)
+
+
+def of_dict(
+    config: ConfigDict,
+    source: str = "ConfigDict",
+    arguments: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Return the config of what a `get_config` returned; the other arguments are the fields of `Config`.
+
+    Raises ValueError for anything else than a `ConfigDict` with the settings of one of the kinds of configs.
+    """
     kind = schema.kind_of(config) if isinstance(config, ConfigDict) else None
     if kind is None:
         raise ValueError(
             f"{source}: get_config must return what pretraining.config.default_config() or schema.default(KIND) "
             f"returns, with changes, got an object of type {type(config).__name__}"
         )
-    return Config(source, arguments, kind, config.to_dict(), overrides or {})
+    return Config(source, arguments or {}, kind, config.to_dict(), overrides or {})
 
 
 def read(source: str) -> ConfigDict:

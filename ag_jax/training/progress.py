@@ -1,8 +1,10 @@
 """Progress of a run on standard error: a bar on a terminal, lines elsewhere."""
 
+import contextlib
+import contextvars
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import rich.console
@@ -13,6 +15,18 @@ from ag_jax.training import metrics
 
 SHOW_EVERY = 10.0  # seconds between two reports of a validation
 SHORTEST_BAR = 6  # columns
+# What is done with progress: None shows it, False shows nothing, and a function gets each row of training metrics.
+_REPORTED: contextvars.ContextVar[Any] = contextvars.ContextVar("progress", default=None)
+
+
+@contextlib.contextmanager
+def reported(to: bool | Callable[[dict[str, Any]], None] | None) -> Iterator[None]:
+    """Context manager in which the progress of training is not shown, or given to a function; None shows it."""
+    token = _REPORTED.set(None if to is True else to)
+    try:
+        yield
+    finally:
+        _REPORTED.reset(token)
 
 
 class ValidationProgress:

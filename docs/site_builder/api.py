@@ -5,7 +5,7 @@ PUBLIC = (
     (
         "Trained models as functions",
         "[Using a trained model in Python](../pipelines.md) has examples.",
-        "ag_jax.pipelines",
+        "ag_jax.api.pipelines",
         ("fill_mask", "embed", "classify", "choose", "tag", "answer", "translate", "Guess"),
     ),
     (

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from etils import epath
 
-from ag_jax import pipelines
+import ag_jax
 from ag_jax.evaluation import answers
 from ag_jax.finetuning import comparison
 from ag_jax.interop import exporting, finetuned
@@ -65,5 +65,5 @@ def test_the_command_its_report_and_what_becomes_of_the_model(data, checkpoint, 
     contexts = [tiny_tasks.sentence(number)[0] for number in range(len(rows))]
     margins = sorted(map(margin, rows))
     middle = (margins[1] + margins[2]) / 2
-    found = pipelines.answer(str(kept), threshold=middle)(["What is it?"] * len(rows), contexts)
+    found = ag_jax.load(kept).answer(["What is it?"] * len(rows), contexts, threshold=middle)
     assert found == ["" if margin(row) > middle else row["scores"]["answers"][0][0] for row in rows]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import main, pipelines
+import ag_jax
+from ag_jax import main
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
 from ag_jax.finetuning import best, comparison, development, kinds, splits, suite_directory
@@ -83,15 +84,15 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, check
         development.read(trial)
 
     (folder / "a.csv").unlink()
-    classify = pipelines.classify(str(report.parent))  # the best of the suite's models
+    classify = ag_jax.load(report.parent).classify  # the best of the suite's models
     said = classify("truly good")
-    assert said.text in ("five", "two") and said == pipelines.classify(str(trial))("truly good")
+    assert said.text in ("five", "two") and said == ag_jax.load(trial).classify("truly good")
     lines = [json.loads(line) for line in (trial / "predictions_validation.jsonl").read_text().splitlines()]
     assert all(row["class"] == ("five", "two")[row["prediction"]] for row in lines)
     exporting.convert(trial, None, str(tmp_path / "hf"))
     written = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert written["id2label"] == {"0": "five", "1": "two"}
-    exported = pipelines.classify(str(tmp_path / "hf"))("truly good")
+    exported = ag_jax.load(tmp_path / "hf").classify("truly good")
     assert exported.text == said.text and exported.score == pytest.approx(said.score, abs=1e-5)
 
 

@@ -11,7 +11,7 @@ from etils import epath
 from safetensors.numpy import load_file
 from scipy import special
 
-from ag_jax import pipelines
+import ag_jax
 from ag_jax.interop import catalogue, finetuned, importing, opening, task_heads
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Encoder
@@ -147,12 +147,12 @@ def test_a_classifier_opens_in_the_pipeline(tmp_path):
     theirs = with_head(tmp_path / "theirs", classifier_pooling="mean")
     importing.convert(str(theirs), epath.Path(tmp_path / "tuned"))
     texts = ["our roads", "the state of our union is strong", "we will"]
-    first, second = (pipelines.classify(str(tmp_path / place)).logits(texts) for place in ("theirs", "tuned"))
+    first, second = (ag_jax.load(tmp_path / place).classify.logits(texts) for place in ("theirs", "tuned"))
     np.testing.assert_array_equal(first, second)
     tuned = finetuned.load(tmp_path / "tuned")
     other = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, pooling="first"))
     finetuned.save(other, epath.Path(tmp_path / "first"))
-    assert not np.allclose(pipelines.classify(str(tmp_path / "first")).logits(texts), first)
+    assert not np.allclose(ag_jax.load(tmp_path / "first").classify.logits(texts), first)
     spoilt = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, pooling="max"))
     finetuned.save(spoilt, epath.Path(tmp_path / "spoilt"))
     with pytest.raises(ValueError, match=r"head\.pooling .*'max'"):

@@ -20,7 +20,17 @@ from annotated_types import Ge
 from ag_jax.data import local
 from ag_jax.data.records.formats import LocatedRecord, Record
 from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers
-from ag_jax.data.tasks.task import Choices, Example, Examples, FileLayout, Task, Texts, is_held_out, is_labelled
+from ag_jax.data.tasks.task import (
+    Choices,
+    Example,
+    Examples,
+    FileLayout,
+    LabelType,
+    Task,
+    Texts,
+    is_held_out,
+    is_labelled,
+)
 
 Kind = Literal["classification", "regression", "choice", "tagging", "span"]
 Separator = Literal["comma", "semicolon", "tab"]
@@ -60,6 +70,7 @@ class CustomTask:
     id: column with a different id for each example; None numbers the rows from 0, but takes a column id of spans, if
         there is one.
     labels: names of the classes, or entity types or BIO tags; empty reads them from the training file.
+    label_type: type of the classes in the training file, which the program fills in.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.
     answerable: whether every question of a span has an answer; None reads it from the files of training and validation.
@@ -82,6 +93,7 @@ class CustomTask:
     choices: tuple[str, ...] = ()
     id: str | None = None
     labels: tuple[str, ...] = ()
+    label_type: LabelType = "text"
     lowest: float | None = None
     highest: float | None = None
     answerable: bool | None = None
@@ -202,6 +214,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
         metrics=metrics if answerable else (*metrics, *_NO_ANSWER),
         layouts=(FileLayout("custom", files, ()),),
         labels=labels,
+        label_type=settings.label_type,
         span=(
             0.0 if settings.lowest is None else settings.lowest,
             1.0 if settings.highest is None else settings.highest,
@@ -311,7 +324,8 @@ def _read_labels(
     """
     column, setting = settings.column_of_label, f"tasks.{name}.custom.label"
     if settings.kind == "classification" and not settings.labels:
-        return {"labels": custom_labels.classes(located, column, file, setting)}
+        classes = custom_labels.classes(located, column, file, setting)
+        return {"labels": classes, "label_type": custom_labels.type_of_labels(located, column)}
     if settings.kind == "tagging":
         if settings.labels:
             return {"labels": tags_of(f"{setting}s", settings.labels)}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ag_jax.data.records.formats import LocatedRecord, Record
 from ag_jax.data.tasks import custom_records, lookalikes
+from ag_jax.data.tasks.task import LabelType
 
 _BIO = re.compile(r"[BI]-.+")
 
@@ -44,6 +45,14 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
         )
     lookalikes.check(names, f"{file}, column {column!r}")
     return tuple(sorted(names, key=_order))
+
+
+def type_of_labels(located: Sequence[LocatedRecord], column: str) -> LabelType:
+    """Return the type of the class labels in a column: that of all of them, or "text" if they differ."""
+    values = (record.get(column) for _, record in _records(located))
+    types = {type(value) for value in values if value is not None}
+    names: dict[type, LabelType] = {int: "integer", float: "number", bool: "boolean"}
+    return names.get(types.pop(), "text") if len(types) == 1 else "text"
 
 
 def _order(label: str) -> tuple[int, float, str]:

@@ -11,9 +11,10 @@ referent                     `Referent`        a text with a pronoun, and phrase
 import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
+LabelType = Literal["text", "integer", "number", "boolean"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class Task:
     layouts: file layouts; the first one found is read.
     prepared: TFDS layouts; the first one with the split is read; empty if TFDS does not have the task.
     labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
+    label_type: the type of the labels in the training data, which name a class by a number or True and False, too.
     aliases: from other spellings of a label, used by some distributions, to the label.
     span: the lowest and the highest number of a regression task.
     answerable: whether every question has an answer (SQuAD 1.1).
@@ -149,6 +151,7 @@ class Task:
     layouts: tuple[FileLayout, ...] = dataclasses.field(hash=False)
     prepared: tuple[FileLayout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
+    label_type: LabelType = "text"
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     split_metrics: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)
     span: tuple[float, float] = (0.0, 1.0)

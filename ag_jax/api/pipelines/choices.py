@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from etils import epath
 
+from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
+from ag_jax.api.pipelines.guesses import one_or_best
+from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
 from ag_jax.data.tasks.task import Choices
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
-from ag_jax.pipelines.guesses import one_or_best
-from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+from ag_jax.interop.finetuned import FineTuned
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class Choose(BatchedPipeline):
+class Choose(Pipeline):
     """Function that predicts which of several candidates continues or answers a text.
 
         choose("He opened the door and", ["went in.", "is a door."])              # -> a Guess
@@ -35,7 +35,7 @@ class Choose(BatchedPipeline):
         candidates: Sequence[str] | Sequence[Sequence[str]],
         *,
         top_k: int | None = 1,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the most probable candidate of a text as a `Guess`; a list of `Guess`es unless `top_k` is 1.
 
@@ -43,7 +43,7 @@ class Choose(BatchedPipeline):
         candidates: two or more texts; for a list of texts, such a list for each text.
         top_k: 1 returns the most probable candidate; a larger number returns a list of at most so many candidates with
             their probabilities, and None a list of all, the most probable first.
-        batch_size: the most texts, each with its candidates, that are computed together; by default the pipeline's.
+        batch_size: the most texts, each with its candidates, that are computed together.
 
         Raises ValueError for other arguments.
         """
@@ -57,7 +57,7 @@ class Choose(BatchedPipeline):
         text: str | Sequence[str],
         candidates: Sequence[str] | Sequence[Sequence[str]],
         *,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the logits of a text's candidates, float32 [candidates]; for a list of texts, a list of arrays.
 
@@ -67,7 +67,7 @@ class Choose(BatchedPipeline):
         logits = [np.asarray(logits_C, np.float32) for logits_C in scores]
         return logits[0] if single else logits
 
-    def _scores(self, text: Any, candidates: Any, batch_size: int | None) -> tuple[list[list[str]], list[Any], bool]:
+    def _scores(self, text: Any, candidates: Any, batch_size: int) -> tuple[list[list[str]], list[Any], bool]:
         """Return (candidates of each text, their logits for each text, whether a single text was given)."""
         texts, single = one_or_many(text)
         lists = []
@@ -80,21 +80,10 @@ class Choose(BatchedPipeline):
             Choices(str(number), tuple((first, second) for second in of_text), None)
             for number, (first, of_text) in enumerate(zip(texts, lists, strict=True))
         ]
-        return lists, self._model.scores(examples, self._batch_size(batch_size)), single
+        return lists, self._model.scores(examples, check_batch_size(batch_size)), single
 
 
-def choose(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Choose:
-    """Open a model that was fine-tuned for multiple choice, as a function of a text and its candidates.
-
-    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
-        a Hugging Face model `...ForMultipleChoice`.
-    batch_size: the most texts, each with its candidates, that are computed together.
-
-    Raises ValueError or FileNotFoundError if there is no such model.
-
-        choose = pipelines.choose("runs/choice/hellaswag")
-        choose("He opened the door and", ["went in.", "is a door."])
-    """
-    size = check_batch_size(batch_size)
-    model = open_task_model(directory, ("choice", "ranking"))
-    return Choose(str(directory), model.about, size, model)
+def choose(tuned: FineTuned, directory: str) -> Choose:
+    """Return a model for multiple choice as a function of a text and its candidates."""
+    model = task_model(tuned, ("choice", "ranking"), directory)
+    return Choose(directory, model.about, model)

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from etils import epath
 
+from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
+from ag_jax.api.pipelines.guesses import best_guesses
+from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
 from ag_jax.data.tasks.task import TaggedSentence
 from ag_jax.finetuning import kinds
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
-from ag_jax.pipelines.guesses import best_guesses
-from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+from ag_jax.interop.finetuned import FineTuned
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class Tag(BatchedPipeline):
+class Tag(Pipeline):
     """Function that predicts a tag for each word of a text, as a list of (word, tag).
 
         tag("Ana flew from Lisbon to Oslo")                        # a text, split at white space
@@ -36,7 +36,7 @@ class Tag(BatchedPipeline):
         return self._model.task.labels
 
     def __call__(
-        self, texts: str | Sequence[str | Sequence[str]], *, top_k: int | None = 1, batch_size: int | None = None
+        self, texts: str | Sequence[str | Sequence[str]], *, top_k: int | None = 1, batch_size: int = BATCH_SIZE
     ) -> Any:
         """Return the tags of a text as a list of (word, tag), or of (word, list of `Guess`es) unless `top_k` is 1.
 
@@ -44,7 +44,7 @@ class Tag(BatchedPipeline):
             a list of words must be an item of a list, because a list of strings is a list of texts.
         top_k: 1 returns the most probable tag of each word; a larger number returns (word, guesses), where guesses is a
             list of at most so many tags with their probabilities, and None a list of all tags, the most probable first.
-        batch_size: the most texts that are computed together; by default the pipeline's.
+        batch_size: the most texts that are computed together.
 
         Words beyond the length of training get the tag O; their list of guesses is empty. Raises ValueError for other
         arguments, and for a text without words.
@@ -60,7 +60,7 @@ class Tag(BatchedPipeline):
             results.append([*zip(example.words, tags, strict=True)])
         return results[0] if single else results
 
-    def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int | None = None) -> Any:
+    def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int = BATCH_SIZE) -> Any:
         """Return the logits of the tags of each word, float32 [words, tags]; for a list of texts, a list of arrays.
 
         texts, batch_size: as in a call.
@@ -71,7 +71,7 @@ class Tag(BatchedPipeline):
         logits = [np.asarray(logits_WC, np.float32) for logits_WC in scores]
         return logits[0] if single else logits
 
-    def _scores(self, texts: Any, batch_size: int | None) -> tuple[list[TaggedSentence], list[Any], bool]:
+    def _scores(self, texts: Any, batch_size: int) -> tuple[list[TaggedSentence], list[Any], bool]:
         """Return (words of each text, logits of their tags for each text, whether a single text was given)."""
         single = isinstance(texts, str)
         items = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
@@ -81,21 +81,10 @@ class Tag(BatchedPipeline):
             if not words:
                 raise ValueError(f"there is no word to tag in text {number} of {len(items)}")
             examples.append(TaggedSentence(str(number), tuple(words), None))
-        return examples, self._model.scores(examples, self._batch_size(batch_size)), single
+        return examples, self._model.scores(examples, check_batch_size(batch_size)), single
 
 
-def tag(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Tag:
-    """Open a model that was fine-tuned to tag words, as a function of texts.
-
-    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
-        a Hugging Face model `...ForTokenClassification`.
-    batch_size: the most texts that are computed together.
-
-    Raises ValueError or FileNotFoundError if there is no such model.
-
-        tag = pipelines.tag("runs/tagging/wnut17")
-        tag([["Ana", "flew", "from", "Lisbon", "to", "Oslo", "."], "He stayed"])
-    """
-    size = check_batch_size(batch_size)
-    model = open_task_model(directory, ("tagging",))
-    return Tag(str(directory), model.about, size, model)
+def tag(tuned: FineTuned, directory: str) -> Tag:
+    """Return a model for tagging as a function of texts or lists of words."""
+    model = task_model(tuned, ("tagging",), directory)
+    return Tag(directory, model.about, model)

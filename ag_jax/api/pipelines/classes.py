@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from etils import epath
 
+from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
+from ag_jax.api.pipelines.guesses import one_or_best
+from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
 from ag_jax.data.tasks.task import Texts
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
-from ag_jax.pipelines.guesses import one_or_best
-from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+from ag_jax.interop.finetuned import FineTuned
 
 Pair = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class Classify(BatchedPipeline):
+class Classify(Pipeline):
     """Function that predicts the class of a text, or a number if the model was trained for regression.
 
         classify("It rains.")                         # a text -> a Guess
@@ -43,7 +43,7 @@ class Classify(BatchedPipeline):
         second: str | Sequence[str] | None = None,
         *,
         top_k: int | None = 1,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the class of a text as a `Guess` (a list of them unless `top_k` is 1), or the number of a regression.
 
@@ -51,7 +51,7 @@ class Classify(BatchedPipeline):
         second: the second text of a pair whose first text is `texts`; for a list of first texts, as many second texts.
         top_k: 1 returns the most probable class; a larger number returns a list of at most so many classes with their
             probabilities, and None a list of all classes, the most probable first.
-        batch_size: the most texts that are computed together; by default the pipeline's.
+        batch_size: the most texts that are computed together.
 
         Raises ValueError for other arguments, for `top_k` of a regression, and for a pair of texts if the model was
         fine-tuned on single texts, or the other way round.
@@ -72,7 +72,7 @@ class Classify(BatchedPipeline):
         texts: str | Pair | Sequence[str | Pair],
         second: str | Sequence[str] | None = None,
         *,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> np.ndarray:
         """Return the logits of the classes in the order of `labels`: float32 [classes], or [texts, classes] of a list.
 
@@ -86,11 +86,11 @@ class Classify(BatchedPipeline):
         logits_BC = np.asarray(scores, np.float32).reshape(len(scores), len(self.labels))
         return logits_BC[0] if single else logits_BC
 
-    def _scores(self, texts: Any, second: Any, batch_size: int | None) -> tuple[list[Any], bool]:
+    def _scores(self, texts: Any, second: Any, batch_size: int) -> tuple[list[Any], bool]:
         pairs, single = pairs_of(texts, second)
         self._check_number(pairs)
         examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
-        return self._model.scores(examples, self._batch_size(batch_size)), single
+        return self._model.scores(examples, check_batch_size(batch_size)), single
 
     def _check_number(self, pairs: Sequence[tuple[str, str | None]]) -> None:
         """Raise ValueError for a pair if the model was trained on single texts, or for a single text if on pairs."""
@@ -104,18 +104,7 @@ class Classify(BatchedPipeline):
                 )
 
 
-def classify(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Classify:
-    """Open a model that was fine-tuned for classification or regression, as a function of texts or pairs of texts.
-
-    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
-        a Hugging Face model `...ForSequenceClassification`.
-    batch_size: the most texts that are computed together.
-
-    Raises ValueError or FileNotFoundError if there is no such model.
-
-        classify = pipelines.classify("runs/glue/mnli")
-        classify("It rains.", "The street is wet.")
-    """
-    size = check_batch_size(batch_size)
-    model = open_task_model(directory, ("classification", "regression"))
-    return Classify(str(directory), model.about, size, model)
+def classify(tuned: FineTuned, directory: str) -> Classify:
+    """Return a model for classification or regression as a function of texts or pairs of texts."""
+    model = task_model(tuned, ("classification", "regression"), directory)
+    return Classify(directory, model.about, model)

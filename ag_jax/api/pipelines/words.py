@@ -6,22 +6,20 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from etils import epath
 
+from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_or_many
+from ag_jax.api.pipelines.guesses import Guess, softmax
+from ag_jax.api.pipelines.pipeline import Pipeline
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.finetuning import best
-from ag_jax.interop import opening
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_or_many
-from ag_jax.pipelines.guesses import Guess, softmax
-from ag_jax.pipelines.pipeline import BatchedPipeline
+from ag_jax.interop.opening import WordModel
 
 TOP_K = 5
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class FillMask(BatchedPipeline):
+class FillMask(Pipeline):
     """Function that predicts the words for the masks of a text.
 
         fill("The state of our <mask> is strong.")           # a text with a mask -> a list of 5 Guesses
@@ -46,7 +44,7 @@ class FillMask(BatchedPipeline):
         texts: str | Sequence[str],
         top_k: int | None = TOP_K,
         *,
-        batch_size: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the most probable words for the mask of a text as a list of `Guess`es, the most probable first.
 
@@ -55,7 +53,7 @@ class FillMask(BatchedPipeline):
         texts: a text with one mask or more, or a list of texts, for which a list is returned. For a text with several
             masks there is a list of guesses for each.
         top_k: the number of words; None returns the whole vocabulary.
-        batch_size: the most texts that are computed together; by default the pipeline's.
+        batch_size: the most texts that are computed together.
 
         Special tokens are no words: they are left out. Raises ValueError for other arguments, for a text without a
         mask, and for one with too many tokens.
@@ -68,7 +66,7 @@ class FillMask(BatchedPipeline):
             results[number] = of_masks[0] if len(of_masks) == 1 else of_masks
         return results[0] if single else results
 
-    def logits(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> Any:
+    def logits(self, texts: str | Sequence[str], *, batch_size: int = BATCH_SIZE) -> Any:
         """Return all tokens' logits for each mask, float32 [masks, vocabulary]; for a list of texts, a list of arrays.
 
         texts, batch_size: as in a call.
@@ -85,12 +83,12 @@ class FillMask(BatchedPipeline):
         order = np.argsort(-scores, kind="stable")[: words if top_k is None else min(top_k, words)]
         return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in order]
 
-    def _logits(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
+    def _logits(self, texts: list[str], batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (index in `texts`, logits float32 [masks, vocabulary]) of each text, from the shortest to the longest.
 
         One batch is in memory at a time, because the scores of a large vocabulary for many texts may not fit.
         """
-        size = min(self._batch_size(batch_size), max(len(texts), 1))
+        size = min(check_batch_size(batch_size), max(len(texts), 1))
         rows = [self._row(text) for text in texts]
         places = [np.flatnonzero(row["tokens"] == self.tokenizer.specials.mask) for row in rows]
         features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, self.tokenizer.specials.pad)
@@ -124,22 +122,8 @@ class FillMask(BatchedPipeline):
         return self._shape.row(ids)
 
 
-def fill_mask(directory: epath.PathLike, step: int | None = None, *, batch_size: int = BATCH_SIZE) -> FillMask:
-    """Open a model that predicts masked words, as a function of texts with masks.
-
-    directory: of a run, of a comparison of runs, of which the best is opened, or of a Hugging Face model
-        `...ForMaskedLM`.
-    step: step of a run's checkpoint, the newest by default.
-    batch_size: the most texts that are computed together.
-
-    Raises ValueError for a model without a head for masked words, and ValueError or FileNotFoundError if there is no
-    model.
-
-        fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
-        fill("The state of our <mask> is strong.", top_k=3)
-    """
-    size = check_batch_size(batch_size)
-    opened = opening.open_masked_lm(best.resolve(directory), step)
+def fill_mask(opened: WordModel, directory: str) -> FillMask:
+    """Return a model that predicts masked words as a function of texts with masks."""
     model, params, tokenizer = opened.model, opened.params, opened.tokenizer
     shape = RowSettings(tokenizer.specials, opened.length, model.config.token_types)
 
@@ -153,7 +137,7 @@ def fill_mask(directory: epath.PathLike, step: int | None = None, *, batch_size:
         f"{source}; a vocabulary of {tokenizer.vocabulary_size}; {model.config.layers} layers of width "
         f"{model.config.width}; rows of {shape.max_length} tokens"
     )
-    return FillMask(str(directory), about, size, tokenizer, shape, apply)
+    return FillMask(directory, about, tokenizer, shape, apply)
 
 
 def _continuation(text: str, tokenizer: Tokenizer) -> list[int]:

@@ -1,20 +1,17 @@
 """The base class of all pipelines, and what pipelines of fine-tuned models share."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from etils import epath
 
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Example, Examples, Task
-from ag_jax.finetuning import best, kinds, predicting
+from ag_jax.finetuning import kinds, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.pipelines.arguments import check_batch_size
 
 SHOWN_LABELS = 6  # in the description of a pipeline
 # Kinds of tasks whose names are not plain words.
@@ -29,30 +26,13 @@ class Pipeline:
     about: what the model is, for people.
     """
 
-    name: ClassVar[str] = ""  # of the function that opens it
+    name: ClassVar[str] = ""  # of the property of a `Model`
 
-    directory: epath.PathLike
+    directory: str
     about: str
 
     def __repr__(self) -> str:
-        return f"<pipelines.{self.name}({os.fspath(self.directory)!r}): {self.about}>"
-
-
-@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class BatchedPipeline(Pipeline):
-    """A model that is called like a function, and computes rows in batches.
-
-    batch_size: the most rows that are computed together.
-    """
-
-    batch_size: int
-
-    def __repr__(self) -> str:
-        return f"<pipelines.{self.name}({os.fspath(self.directory)!r}): {self.about}; batch_size={self.batch_size}>"
-
-    def _batch_size(self, batch_size: int | None) -> int:
-        """Return the batch size of a call: its argument, or the pipeline's if that is None."""
-        return self.batch_size if batch_size is None else check_batch_size(batch_size)
+        return f"<{self.name} of {self.directory}: {self.about}>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +76,17 @@ class TaskModel:
         return kinds.scores(self.task, data, features, logits)
 
 
-def open_task_model(directory: epath.PathLike, accepted: Sequence[str]) -> TaskModel:
-    """Open a fine-tuned model, or the best one of a suite or comparison.
+def task_model(tuned: FineTuned, accepted: Sequence[str], directory: str) -> TaskModel:
+    """Return a fine-tuned model as a function from examples of its task to their scores.
 
     accepted: the kinds of head that are accepted.
 
-    Raises ValueError for a head of another kind, and ValueError or FileNotFoundError if there is no such model.
+    Raises ValueError for a head of another kind.
     """
-    return task_model(opening.open_finetuned(best.resolve(directory), accepted))
-
-
-def task_model(tuned: FineTuned, threshold: float = 0.0) -> TaskModel:
-    """Return a fine-tuned model as a function from examples of its task to their scores.
-
-    threshold: `Task.threshold`, for questions that may have no answer.
-    """
+    opening.check_head(tuned, accepted, directory)
     head = tuned.head
     of_catalogue = catalogue.TASKS.get(head.task)
     settings: dict[str, Any] = {"labels": head.labels, "span": (head.low, head.high), "answerable": head.answerable}
-    settings["threshold"] = threshold
     settings["pair_limit"] = of_catalogue.pair_limit if of_catalogue else 0  # so that texts are cut as in training
     task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
     apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))

@@ -1,27 +1,26 @@
 """The pipeline `embed`, which computes vectors of texts."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
+from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
+from ag_jax.api.pipelines.pipeline import Pipeline
 from ag_jax.data.tasks.rows import Features, RowSettings
-from ag_jax.finetuning import best, predicting
-from ag_jax.interop import opening
+from ag_jax.finetuning import predicting
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.heads import POOLINGS
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
-from ag_jax.pipelines.pipeline import BatchedPipeline
 from ag_jax.pretraining.origin import SentenceVectors
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
-class Embed(BatchedPipeline):
+class Embed(Pipeline):
     """Function that computes vectors of texts.
 
     embed("The union is strong.")                                         # an array [width]
@@ -32,20 +31,32 @@ class Embed(BatchedPipeline):
 
     _opened: Pretrained
     _shape: RowSettings
-    _settings: SentenceVectors
-    _apply: Callable[[dict[str, Any]], jax.Array]
+    _apply: Callable[..., jax.Array]
 
-    def __call__(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> np.ndarray:
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> np.ndarray:
         """Return the vector of a text, float32 [width], or the vectors of a list of texts, float32 [texts, width].
 
         texts: a text, or a list of texts.
-        batch_size: the most texts that are computed together; by default the pipeline's.
+        pooling: `mean` averages the encoder's last hidden states over a text's tokens, with the begin and end tokens;
+            `first` takes the first token's. That is the begin token, which a translation model does not read: there it
+            is a token of the first word. None stands for the pooling in the model's files, or without files for `mean`.
+        normalize: divide each vector by its length. None stands for what is in the model's files, or without files for
+            no.
+        batch_size: the most texts that are computed together.
 
-        Raises ValueError for other arguments.
+        Raises ValueError for other arguments, and if the model's files ask for something that is not supported, such as
+        a dense layer.
         """
         lines, single = one_or_many(texts)
-        size = self._batch_size(batch_size)
-        opened, shape, settings = self._opened, self._shape, self._settings
+        size = check_batch_size(batch_size)
+        opened, shape, settings = self._opened, self._shape, self._settings(pooling, normalize)
         lines = [settings.prompt + line for line in lines]
         if settings.strip or opened.translates:  # translation models were trained on stripped sources
             lines = [line.strip() for line in lines]
@@ -58,61 +69,43 @@ class Embed(BatchedPipeline):
         if not rows:
             return np.zeros((0, opened.config.width), np.float32)
         features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, opened.tokenizer.specials.pad)
-        vectors = np.stack(predicting.logits_of(self._apply, features, size, shape.max_length))
+        apply = functools.partial(self._apply, pooling=settings.pooling, normalize=settings.normalize)
+        vectors = np.stack(predicting.logits_of(apply, features, size, shape.max_length))
         return vectors[0] if single else vectors
 
+    def _settings(self, pooling: str | None, normalize: bool | None) -> SentenceVectors:
+        """Return how vectors are made: as the model's files say, unless `pooling` or `normalize` say otherwise."""
+        if pooling is not None and pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        settings = self._opened.origin.vectors
+        if settings.unsupported and pooling is None:
+            needed = " and ".join(settings.unsupported)
+            raise ValueError(
+                f"embed cannot compute the vectors that {self.directory} was trained for, which need {needed}: choose "
+                f"other vectors with pooling={' or pooling='.join(map(repr, POOLINGS))}"
+            )
+        changes: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+        return dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})
 
-def embed(
-    directory: epath.PathLike,
-    pooling: str | None = None,
-    step: int | None = None,
-    *,
-    normalize: bool | None = None,
-    batch_size: int = BATCH_SIZE,
-) -> Embed:
-    """Open the encoder of a run, a trial or a Hugging Face model, as a function from texts to vectors.
+
+def embed(opened: Pretrained, directory: str) -> Embed:
+    """Return the encoder of a model as a function from texts to vectors.
 
     A model of sentence-transformers, and a run or trial that started from one, gives the vectors that it was trained
     for: pooling, normalisation, longest text, lower case and prompt are those in the model's files.
-
-    directory: of a run, of a trial with saved weights, or of a Hugging Face model.
-    pooling: `mean` averages the encoder's last hidden states over a text's tokens, with the begin and end tokens;
-        `first` takes the first token's. That is the begin token, which a translation model does not read: there it is
-        a token of the first word. None stands for the pooling in the model's files, or without files for `mean`.
-    step: step of a run's checkpoint, the newest by default.
-    normalize: divide each vector by its length. None stands for what is in the model's files, or without files for no.
-    batch_size: the most texts that are computed together.
-
-    Raises ValueError for another pooling and if the model's files ask for something that is not supported, such as a
-    dense layer, and ValueError or FileNotFoundError if there is no model.
-
-        embed = pipelines.embed("runs/quickstart/ag-seed0")
-        embed(["We will rebuild our roads.", "The union is strong."]).shape
     """
-    size = check_batch_size(batch_size)
-    if pooling is not None and pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    opened = opening.open_encoder(best.resolve(directory), step)
     settings = opened.origin.vectors
-    if settings.unsupported and pooling is None:
-        needed = " and ".join(settings.unsupported)
-        raise ValueError(
-            f"embed cannot compute the vectors that {directory} was trained for, which need {needed}: choose other "
-            f"vectors with pooling={' or pooling='.join(map(repr, POOLINGS))}"
-        )
-    arguments: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
-    settings = dataclasses.replace(settings, **{name: value for name, value in arguments.items() if value is not None})
     model, params = Encoder(opened.config), opened.params["encoder"]
     longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
     longest = min(longest, settings.max_length or longest)
     shape = RowSettings(opened.tokenizer.specials, longest, opened.config.token_types)
 
-    @jax.jit
-    def apply(batch: dict[str, Any]) -> jax.Array:
+    @functools.partial(jax.jit, static_argnames=("pooling", "normalize"))
+    def apply(batch: dict[str, Any], pooling: str, normalize: bool) -> jax.Array:
         # In float32, because a mean over many tokens loses digits in a narrower type.
         encoded: Any = model.apply({"params": params}, batch, deterministic=True)
-        vectors_BD = _pooled(encoded.astype(jnp.float32), batch["segment_ids"] > 0, settings.pooling)
-        if not settings.normalize:
+        vectors_BD = _pooled(encoded.astype(jnp.float32), batch["segment_ids"] > 0, pooling)
+        if not normalize:
             return vectors_BD
         return vectors_BD / jnp.maximum(jnp.linalg.norm(vectors_BD, axis=-1, keepdims=True), 1e-12)
 
@@ -121,7 +114,7 @@ def embed(
         f"{', divided by its length' if settings.normalize else ''}; {opened.config.layers} layers of width "
         f"{opened.config.width}; rows of {shape.max_length} tokens"
     )
-    return Embed(str(directory), about, size, opened, shape, settings, apply)
+    return Embed(directory, about, opened, shape, apply)
 
 
 def _pooled(hidden_BLD: jax.Array, tokens_BL: jax.Array, pooling: str) -> jax.Array:

@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from etils import epath
-
-from ag_jax.pipelines.arguments import one_or_many
-from ag_jax.pipelines.pipeline import Pipeline
-from ag_jax.pretraining.translate import Translator, open_translator
+from ag_jax.api.pipelines.arguments import one_or_many
+from ag_jax.api.pipelines.pipeline import Pipeline
+from ag_jax.pretraining.translate import Translator
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
@@ -50,20 +48,10 @@ class Translate(Pipeline):
         return results[0] if single else results
 
 
-def translate(directory: epath.PathLike, step: int | None = None) -> Translate:
-    """Open a run that translates, as a function of texts.
-
-    directory: of the run.
-    step: step of a run's checkpoint; by default the newest ones are averaged as `translation.average` says.
-
-    Raises ValueError or FileNotFoundError if there is no such run.
-
-        translate = pipelines.translate("runs/translation/base-seed0")
-        translate("A dog runs through the snow.", alternatives=3)
-    """
-    opened = open_translator(directory, step)
-    model, languages = opened.model.config, opened.tokenizer.languages
+def translate(translator: Translator, directory: str) -> Translate:
+    """Return a model that translates as a function of texts."""
+    model, languages = translator.model.config, translator.tokenizer.languages
     about = f"from {languages[0]} to {languages[1]}; " if all(languages) else ""
     about += f"{model.layers} layers of width {model.width}; texts of up to {model.max_length - 1} tokens"
-    about += f"; {opened.config.beam_size} beams"
-    return Translate(str(directory), about, opened)
+    about += f"; {translator.config.beam_size} beams"
+    return Translate(directory, about, translator)

@@ -1,0 +1,118 @@
+"""A model's attention to a text, as arrays and as a page."""
+
+import dataclasses
+import functools
+import os
+import re
+import tempfile
+import webbrowser
+
+import numpy as np
+from etils import epath
+
+from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.inspection import pages
+from ag_jax.inspection.looking import look
+from ag_jax.interop.opening import Inspected
+from ag_jax.viewer.notebook import NotebookView
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Attention:
+    """A model's attention to a text; a notebook shows it as a page with all heads.
+
+    text: the text of the keys.
+    maps: the weights with their tokens.
+    tokenizer: the model's tokenizer.
+    decoder: of a model that translates, the decoder's attention to the translation; else None.
+    cross: of a model that translates, the attention of the translation (queries) to the text (keys); else None.
+    """
+
+    text: str
+    maps: AttentionMaps
+    tokenizer: Tokenizer
+    _view: NotebookView
+    decoder: "Attention | None" = None
+    cross: "Attention | None" = None
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The attention weights, float32 [layers, heads, queries, keys]; a row, over the keys, sums to 1."""
+        return self.maps.weights_NHQK
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens that are attended to, as text: the keys."""
+        return self.maps.tokens
+
+    @property
+    def query_tokens(self) -> tuple[str, ...]:
+        """The tokens that attend, as text: the queries, which are other tokens than the keys in `cross` alone."""
+        return self.maps.row_tokens
+
+    @functools.cached_property
+    def words(self) -> tuple[tuple[str, int, int], ...]:
+        """The words of the keys, split at white space: (word, its first token, the token after its last).
+
+        The sum of `weights[..., first:end]` over these tokens is the attention to the word. Special tokens belong to no
+        word, and what was cut off is left out.
+        """
+        [(ids, places)] = self.tokenizer.locate_batch([self.text])
+        # Of the rows, some begin with a special token.
+        begin = next(place for place in (0, 1) if [*self.maps.ids_L[place : place + len(ids)]][:1] == ids[:1])
+        spans = [(word.group(), *word.span()) for word in re.finditer(r"\S+", self.text)]
+        starts = [start for _, start, _ in spans]
+        # A token may begin with the space before its word, and so belongs to the word of its last character.
+        owner = np.searchsorted(starts, [max(end - 1, 0) for _, end in places], side="right") - 1
+        owner = owner[: len(self.maps.ids_L) - begin]
+        found = []
+        for number in dict.fromkeys(owner.tolist()):
+            tokens = np.flatnonzero(owner == number) + begin
+            found.append((spans[number][0], int(tokens[0]), int(tokens[-1]) + 1))
+        return tuple(found)
+
+    def save(self, path: str | os.PathLike) -> epath.Path:
+        """Write a web page with all heads, which opens in a browser without a network, and return its path."""
+        return self._view.save(path)
+
+    def show(self) -> None:
+        """Show the page of all heads: in a notebook as the output of the cell, elsewhere in a browser."""
+        try:
+            from IPython import get_ipython
+            from IPython.display import display
+
+            in_notebook = getattr(get_ipython(), "kernel", None) is not None
+        except ImportError:
+            in_notebook = False
+        if in_notebook:
+            display(self)
+            return
+        page = self.save(epath.Path(tempfile.mkdtemp(prefix="ag_jax-")) / "attention.html")
+        webbrowser.open(f"file://{page}")
+
+    def __repr__(self) -> str:
+        layers, heads, queries, keys = self.weights.shape
+        return (
+            f"<attention of {layers} layers of {heads} heads, {queries} queries to {keys} keys: {self.maps.sentence}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self._view._repr_html_()
+
+    def _repr_png_(self) -> bytes:
+        return self._view._repr_png_()
+
+
+def attention(opened: Inspected, text: str, target: str | None) -> Attention:
+    """Return a model's attention to a text or, of a model that translates, to a text and its translation.
+
+    target: the translation; by default the model's own.
+    """
+    seen = look(opened, text, target)
+    views = pages.views_of(seen, opened.name)
+    page = NotebookView(f"Attention to: {text}", views)
+    of_kinds = {maps.kind: maps for maps, _ in seen.shown}
+    keys = {"encoder": text, "decoder": seen.target or "", "cross": text}
+    by_kind = {kind: Attention(keys[kind], maps, opened.tokenizer, page) for kind, maps in of_kinds.items()}
+    return dataclasses.replace(by_kind["encoder"], decoder=by_kind.get("decoder"), cross=by_kind.get("cross"))
