@@ -68,7 +68,7 @@ LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
 RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3)}  # of --rates
 PATTERNS = ("next", "prev", "first")  # arms of one pattern alone
-LAYERS, WARMUPS, DEPTH_ARMS = (8, 12, 16), (0, 220), ("mlm", "ag")  # of --depths
+LAYERS, WARMUPS, DEPTH_ARMS = (8, 12, 16), (0, 220), ("plain", "ag")  # of --depths
 MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
 

@@ -18,15 +18,15 @@ def main() -> None:
     figures = {"layers": LAYERS, "length": LENGTH, "rows": ROWS}
     for remat in ("none", "dots", "layer"):
         temporary = {}
-        for arm, mode in (("mlm", "none"), ("ag", "loss")):
+        for arm, mode in (("plain", "none"), ("ag", "loss")):
             step, arguments = compiling.training_step(
                 layers=LAYERS, heads=12, length=LENGTH, rows=ROWS, mode=mode, remat=remat
             )
             temporary[arm] = step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
         figures[f"remat={remat}"] = {
-            "mlm_temporary_bytes": temporary["mlm"],
+            "plain_temporary_bytes": temporary["plain"],
             "ag_temporary_bytes": temporary["ag"],
-            "ag_over_mlm": temporary["ag"] / temporary["mlm"],
+            "ag_over_plain": temporary["ag"] / temporary["plain"],
         }
     print(figures)
     record.save("guidance_memory", figures)

@@ -232,9 +232,9 @@ def by_depth(lines: Sequence[Line]) -> list[str]:
             losses[setting][line["seed"]] = line["validation_loss"]
         step = "diverged" if failed else line["left_plateau_at_step"] or "never"
         left[setting][line["seed"]] = str(step)
-    mlm, ag = DEPTH_ARMS
+    plain, ag = DEPTH_ARMS
     of = list(itertools.product(LAYERS, WARMUPS))
-    found = tested({str(each): contrast(losses, {(*each, ag): 1.0, (*each, mlm): -1.0}) for each in of})
+    found = tested({str(each): contrast(losses, {(*each, ag): 1.0, (*each, plain): -1.0}) for each in of})
     rows = [
         [
             *map(str, each),

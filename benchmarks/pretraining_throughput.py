@@ -289,7 +289,7 @@ def main() -> None:
     on_cpu = jax.default_backend() == "cpu"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=ON_CPU if on_cpu else ON_ACCELERATOR)
-    parser.add_argument("--arms", default="mlm,ag", help="arms of the config, the first is what ratios are to")
+    parser.add_argument("--arms", default="plain,ag", help="arms of the config, the first is what ratios are to")
     parser.add_argument("--choices", default="", help="any of dropout, layers, remat, step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py [--generation=v5e] [--models roberta_12 roberta_large]
 
 The steps are those of RoBERTa with 12 layers and guidance (`ag/table9_tpu_gpu:hardware=tpu,arm=ag`, 256 sequences of
-512 tokens) and of RoBERTa-large (`roberta/table9_pretraining:size=large,arm=mlm`, 8,192 sequences), with their layers
+512 tokens) and of RoBERTa-large (`roberta/table9_pretraining:size=large,arm=plain`, 8,192 sequences), with their layers
 as a loop. With `strong` scaling the batch is the config's on all slices, in microbatches of at most 32 sequences a chip
 with 12 layers, and 16 with 24. With `weak` scaling, of RoBERTa-12 alone, the batch grows with the slice, 32 sequences a
 chip. No TPU is needed, but libtpu: `pip install '.[tpu]'`.
@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 # Config, and sequences of a microbatch on a chip.
 MODELS = {
     "roberta_12": ("ag/table9_tpu_gpu:hardware=tpu,arm=ag", 32),
-    "roberta_large": ("roberta/table9_pretraining:size=large,arm=mlm", 16),
+    "roberta_large": ("roberta/table9_pretraining:size=large,arm=plain", 16),
 }
 SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SLICES = (("8x8", 2), ("16x16", 2))  # shape and number

@@ -24,11 +24,11 @@ from ag_jax.recipes import pretraining
 from ag_jax.settings.config_files import OneOf
 
 
-def get_config(*, run: str, arm: OneOf("ag", "mlm") = "ag"):
+def get_config(*, run: str, arm: OneOf("ag", "plain") = "ag"):
     """Return the config.
 
     run: directory of the run whose model, tokenizer and weights are continued from.
-    arm: `mlm` without guidance, `ag` with guidance; a run that detects replaced tokens continues to do so.
+    arm: `plain` without guidance, `ag` with guidance; a run that detects replaced tokens continues to do so.
     """
     config = pretraining_config.default_config()
     pretraining.continue_from(config, run)
@@ -38,5 +38,5 @@ def get_config(*, run: str, arm: OneOf("ag", "mlm") = "ag"):
     if arm == "ag":
         length = config.data.sequence_length
         config.guidance.update(mode="loss", fraction=0.5, alpha=10.0 * length / 512)
-    config.comparison.arms = "mlm,ag"
+    config.comparison.arms = "plain,ag"
     return config

@@ -15,7 +15,7 @@ The first command needs no data: its sentences are generated. A model with the s
 random weights is probed, too. With several directories, `ag-jax compare` compares the models with the first one.
 `{seed}` in a directory stands for the seeds of a comparison that `ag-jax compare` has trained:
 
-    ag-jax compare --config=probe:checkpoint=RUNS/mlm-seed{seed},RUNS/ag-seed{seed},seeds=3 --workdir=DIR
+    ag-jax compare --config=probe:checkpoint=RUNS/plain-seed{seed},RUNS/ag-seed{seed},seeds=3 --workdir=DIR
 
 A probe shows what a head attends to. `ablation=held_out`, or `ablation=FILE` with a text on each line, measures what
 each head does: how much the loss of masked words, or that of the task of a fine-tuned model, rises when the output of

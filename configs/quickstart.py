@@ -1,14 +1,14 @@
 """Pre-train with and without attention guidance on State of the Union messages, on a laptop.
 
 Deshpande & Narasimhan 2020, figure 3 and table 3, at a size that two CPU cores train in minutes. The arms are masked
-language modelling without guidance (mlm) and with guidance (ag).
+language modelling without guidance (plain) and with guidance (ag).
 
     bash launch/local.sh
     ag-jax compare --config=quickstart --workdir=runs/quickstart
 
 Hardware and time: both arms take 5 to 9 minutes on 2 CPU cores, installation included.
 
-Expected: validation loss 6.21 (mlm) and 4.96 (ag), seed 0 (benchmarks/results/quickstart.json). The arms differ in
+Expected: validation loss 6.21 (plain) and 4.96 (ag), seed 0 (benchmarks/results/quickstart.json). The arms differ in
 guidance alone: both have the learning rate and warm-up that are best without it
 (benchmarks/results/quickstart_search.json; `ag-jax search --config=quickstart_search` repeats the search).
 
@@ -20,10 +20,10 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.settings.config_files import OneOf
 
 
-def get_config(*, arm: OneOf("ag", "mlm") = "ag"):
+def get_config(*, arm: OneOf("ag", "plain") = "ag"):
     """Return the config.
 
-    arm: `mlm` without guidance, `ag` with guidance.
+    arm: `plain` without guidance, `ag` with guidance.
     """
     config = pretraining_config.default_config()
     config.title = "Masked language modelling with and without attention guidance: quickstart"
@@ -40,5 +40,5 @@ def get_config(*, arm: OneOf("ag", "mlm") = "ag"):
     config.optimizer.update(learning_rate=2e-3, warmup_steps=config.training.steps // 5)
     if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=1.0)
-    config.comparison.arms = "mlm,ag"
+    config.comparison.arms = "plain,ag"
     return config

@@ -77,10 +77,10 @@ SEARCH = """
 from ag_jax.settings import config_files
 from ag_jax.settings.config_files import OneOf
 
-def get_config(*, arm: OneOf("ag", "mlm") = "ag"):
+def get_config(*, arm: OneOf("ag", "plain") = "ag"):
     config = config_files.read(f"quickstart:arm={arm}")
     rates = {"optimizer": {"learning_rate": (1e-3, 4e-3)}}
-    config.search.grids = {"mlm": rates, "ag": rates}
+    config.search.grids = {"plain": rates, "ag": rates}
     config.search.update(steps=20, rungs=(0.5,))
     return config
 """

@@ -10,7 +10,7 @@ between processors by hundredths, so a change of the program is compared with th
 Each scenario is a series of commands, such as a comparison or a search, with a cache of its own. The results are the
 values of JSON files, the lines of other texts, and the arrays of .npz and .safetensors files; settings, tokenizers,
 figures, checkpoints, and whatever measures time, are left out. A path is a file with the keys in it, such as
-`quickstart/mlm-seed0/summary.json: validation_loss`. A value that moved, so that the old path is gone and a new one
+`quickstart/plain-seed0/summary.json: validation_loss`. A value that moved, so that the old path is gone and a new one
 with the same last key has the same value, counts as equal. The exit status is 1 if a value differs or is gone.
 """
 
@@ -50,7 +50,7 @@ QUICKSTART = ("compare", "--config=quickstart", "--workdir=quickstart")
 TASK = "finetune/own:checkpoint=encoder,train=data/reviews.csv,scale=small"
 MASKING = "asa/table3_naive_masking:checkpoint=encoder,tasks=wnut17,seeds=1,data=data,scale=small"
 PAIRS = "source=data/pairs.en,target=data/pairs.de,test_source=data/test.en,test_target=data/test.de"
-MLM, AG, STRENGTH = (f"--config.search.grids.{arm}." for arm in ("mlm", "ag", "ag_strength"))
+PLAIN, AG, STRENGTH = (f"--config.search.grids.{arm}." for arm in ("plain", "ag", "ag_strength"))
 SCENARIOS: dict[str, tuple[tuple[str, ...], ...]] = {
     "quickstart": (
         (*QUICKSTART, "--config.training.steps=120", "--config.optimizer.warmup_steps=24"),
@@ -61,8 +61,8 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             *("search", "--config=ag/section4_5_search:scale=small", "--workdir=search", *BRIEF, TWO_LAYERS),
             *("--config.search.steps=20", "--config.search.rungs=0.5"),
-            *(f"{MLM}model.attention_dropout=0.1", f"{MLM}optimizer.learning_rate=2e-3"),
-            f"{MLM}optimizer.warmup_steps=0,4",
+            *(f"{PLAIN}model.attention_dropout=0.1", f"{PLAIN}optimizer.learning_rate=2e-3"),
+            f"{PLAIN}optimizer.warmup_steps=0,4",
             *(f"{AG}model.attention_dropout=0", f"{AG}optimizer.learning_rate=1e-3,4e-3"),
             f"{AG}optimizer.warmup_steps=0,4",
             *(f"{STRENGTH}guidance.fraction=0.5,1", f"{STRENGTH}guidance.alpha=1"),

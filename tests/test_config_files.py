@@ -147,7 +147,7 @@ def test_configs_of_the_package_are_found_by_name(tmp_path, monkeypatch):
     quickstart = config_files.packaged()["quickstart"]
     for name in ("quickstart", "quickstart.py", "configs/quickstart.py", "configs/quickstart"):
         assert config_files.find(name) == quickstart
-    assert load("quickstart:arm=mlm").settings.model.layers == 8
+    assert load("quickstart:arm=plain").settings.model.layers == 8
     assert load("finetune/glue:checkpoint=C,tasks=rte,sst2").settings.checkpoint == "C"
     assert config_files.find("nowhere/quickstart") is None
     (tmp_path / "configs").mkdir()
@@ -239,9 +239,9 @@ def test_a_verb_has_the_values_of_its_flags():
     verb = parser.parse(["inspect", "--workdir", "w", "--html", "--heads=3.2,4.1", "--step=1e1"])
     assert (verb.workdir, verb.html, verb.heads, verb.step, verb.layers) == ("w", "maps.html", ("3.2", "4.1"), 10, ())
     assert parser.parse(["inspect", "--workdir=w", "--html=x.html"]).html == "x.html"
-    verb = parser.parse(["plan", "--config", "quickstart:arm=mlm", "--topology=v4-8", "--nosearch_batch"])
+    verb = parser.parse(["plan", "--config", "quickstart:arm=plain", "--topology=v4-8", "--nosearch_batch"])
     assert (verb.config.source, verb.search_batch, verb.price, verb.workdir) == (
-        "quickstart:arm=mlm",
+        "quickstart:arm=plain",
         False,
         None,
         None,

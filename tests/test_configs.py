@@ -93,7 +93,7 @@ def corpora(tmp_path_factory):
     (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))
     REQUIRED.update(dict.fromkeys([*FINETUNED, "probe.py"], "checkpoint=C"))
     REQUIRED["ag/table1_mismatched_pretraining.py"] = "english=E,french=F"
-    REQUIRED["ag/table4_downstream.py"] = "mlm=M,ag=A"
+    REQUIRED["ag/table4_downstream.py"] = "plain=P,ag=A"
     REQUIRED["asa/table1_generalization.py"] = "checkpoint=C,longer=L,pretrained=P"
     REQUIRED["finetune/downstream.py"] = f"runs={folder},tasks=sst2"
     REQUIRED["finetune/own.py"] = "checkpoint=C,train=a.csv"
@@ -197,7 +197,7 @@ def test_table_11():
     for row in PAPERS_TABLE_11.strip().splitlines():
         language, model, learning_rate, warmup, alpha_and_fraction, batch = row.split()
         _, layers, arm = model.split("-")
-        arguments = f"language={language.lower()},layers={layers},arm={arm.lower()}"
+        arguments = f"language={language.lower()},layers={layers},arm={'ag' if arm == 'AG' else 'plain'}"
         config = parsed("ag/table3_language_modeling.py", arguments)
         assert config.optimizer.learning_rate == float(learning_rate), row
         assert (config.optimizer.warmup_steps, config.training.batch_size) == (int(warmup), int(batch)), row
@@ -222,7 +222,7 @@ def test_the_grids_of_section_4_5():
     """Deshpande & Narasimhan 2020, section 4.5: 18 points without guidance and 12 with it."""
     found = searched("ag/section4_5_search.py", "language=filipino,layers=12")
     rates, warmups = ("1e-05", "5e-05", "0.0001"), ("0", "1000", "10000")
-    assert sorted(found["mlm"]) == sorted(
+    assert sorted(found["plain"]) == sorted(
         f"attention_dropout{dropout}-lr{rate}-warmup{warmup}"
         for rate, dropout, warmup in itertools.product(rates, ("0", "0.1"), warmups)
     )
@@ -230,20 +230,20 @@ def test_the_grids_of_section_4_5():
         f"alpha{alpha}-fraction{fraction}-lr0.0001-warmup0"
         for alpha, fraction in itertools.product(("1", "10", "100"), ("0.25", "0.5", "0.75", "1"))
     )
-    assert len(searched("ag/section4_5_search.py", "language=oromo,layers=8")["mlm"]) == 12
+    assert len(searched("ag/section4_5_search.py", "language=oromo,layers=8")["plain"]) == 12
 
 
 def test_table_3_takes_the_best_points_of_a_search(tmp_path):
     name = "ag/table3_language_modeling.py"
     strength = {"guidance.alpha": 1.0, "guidance.fraction": 0.75, "optimizer.learning_rate": 1e-4}
     arms = {
-        "mlm": {"settings": {"optimizer.learning_rate": 7e-5, "optimizer.warmup_steps": 123}, "validation_loss": 3.0},
+        "plain": {"settings": {"optimizer.learning_rate": 7e-5, "optimizer.warmup_steps": 123}, "validation_loss": 3.0},
         "ag": {"settings": {"optimizer.learning_rate": 1e-2}, "validation_loss": 2.5},
         "ag_strength": {"settings": strength, "validation_loss": 2.0},
     }
     content = {"metric": "validation_loss", "arguments": {}, "arms": arms}
     (tmp_path / "best.json").write_text(json.dumps(content))
-    without = parsed(name, f"arm=mlm,best={tmp_path}")
+    without = parsed(name, f"arm=plain,best={tmp_path}")
     assert (without.optimizer.learning_rate, without.optimizer.warmup_steps) == (7e-5, 123)
     best = parsed(name, f"arm=ag,best={tmp_path}")
     assert (best.guidance.fraction, best.guidance.alpha, best.optimizer.learning_rate) == (0.75, 1.0, 1e-4)
@@ -251,10 +251,10 @@ def test_table_3_takes_the_best_points_of_a_search(tmp_path):
         parsed(name, f"arm=ag,best={tmp_path / 'other'}")
     content["arguments"] = {"language": "oromo", "layers": 12, "scale": "paper"}
     (tmp_path / "best.json").write_text(json.dumps(content))
-    assert parsed(name, f"language=oromo,arm=mlm,best={tmp_path}").optimizer.warmup_steps == 123
+    assert parsed(name, f"language=oromo,arm=plain,best={tmp_path}").optimizer.warmup_steps == 123
     for wrong, named in (("", "language=oromo"), ("language=oromo,scale=small,", "scale=paper")):
         with pytest.raises(ValueError, match=named):
-            parsed(name, f"{wrong}arm=mlm,best={tmp_path}")
+            parsed(name, f"{wrong}arm=plain,best={tmp_path}")
 
 
 def test_the_corpora_of_table_2_and_the_epochs_of_section_4():
@@ -295,7 +295,7 @@ def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_title_and_loop_alone():
 def test_roberta():
     """Liu et al. 2019: tables 3 and 9, and BERT as sections 2 and 3.1 have it."""
     for size, expected in (("base", (12, 768, 12, 3072, 6e-4, 24_000)), ("large", (24, 1024, 16, 4096, 4e-4, 30_000))):
-        config = parsed("roberta/table9_pretraining.py", f"arm=mlm,size={size}")
+        config = parsed("roberta/table9_pretraining.py", f"arm=plain,size={size}")
         model, optimizer, training = config.model, config.optimizer, config.training
         architecture = (model.layers, model.width, model.heads, model.feedforward or 4 * model.width)
         assert (*architecture, optimizer.learning_rate, optimizer.warmup_steps) == expected

@@ -231,7 +231,7 @@ def place_of_commands(readers_place):
         stored = json.loads((runs / name / "config.json").read_text())
         stored["model"]["heads"] = 4  # enough heads for guidance
         (runs / name / "config.json").write_text(json.dumps(stored))
-    points = {arm: {"settings": {"optimizer.learning_rate": 1e-4}, "validation_loss": 2.0} for arm in ("mlm", "ag")}
+    points = {arm: {"settings": {"optimizer.learning_rate": 1e-4}, "validation_loss": 2.0} for arm in ("plain", "ag")}
     (runs / "oromo").mkdir()
     best = {"arguments": {}, "metric": "validation_loss", "arms": points}
     (runs / "oromo" / "best.json").write_text(json.dumps(best))

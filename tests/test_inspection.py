@@ -112,11 +112,11 @@ def places(tmp_path_factory):
     initial_weights.write(config, epath.Path(directory / "run"), TOKENIZER, params)
     save_translation(directory / "translation")
     exporting.convert(epath.Path(directory / "translation"), None, str(directory / "marian"))
-    for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
+    for name, loss in (("ag-seed0", 2.5), ("plain-seed0", 2.75), ("plain-seed1", None)):
         copied = shutil.copytree(directory / "run", directory / "compared" / name)
         if loss:
             stored.write(copied, SUMMARY | {"validation_loss": loss})
-    (directory / "compared" / "report.json").write_text('{"arms": {"mlm": {}, "ag": {}}, "seeds": [0, 1]}')
+    (directory / "compared" / "report.json").write_text('{"arms": {"plain": {}, "ag": {}}, "seeds": [0, 1]}')
     exporting.convert(epath.Path(directory / "run"), None, str(directory / "hf"))
     (shutil.copytree(directory / "run", directory / "imported") / origin.FILE).write_text('{"model_type": "roberta"}')
 

@@ -133,13 +133,13 @@ def test_fill_mask(places, opened, tmp_path):
     check_guesses(fill(several, 2)[1], shown, logits[1][0, ids], 2)
     assert len(fill("good <mask>")) == 5 and fill([]) == []
 
-    shutil.copytree(places / "run", tmp_path / "mlm-seed1")
-    (tmp_path / "mlm-seed0").mkdir()  # the worse run, without a model
-    for name, loss in (("mlm-seed0", 2.75), ("mlm-seed1", 2.5)):
+    shutil.copytree(places / "run", tmp_path / "plain-seed1")
+    (tmp_path / "plain-seed0").mkdir()  # the worse run, without a model
+    for name, loss in (("plain-seed0", 2.75), ("plain-seed1", 2.5)):
         summary = {"steps": 9, "train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
         stored.write(tmp_path / name, summary)
-    (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
-    assert ag_jax.load(tmp_path).directory.name == "mlm-seed1"
+    (tmp_path / "report.json").write_text('{"arms": {"plain": {}}, "seeds": [0, 1]}')
+    assert ag_jax.load(tmp_path).directory.name == "plain-seed1"
 
 
 def test_classify(places, opened):

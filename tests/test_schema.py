@@ -197,12 +197,12 @@ def test_a_copy_of_a_config_is_one_of_the_same_dataclass():
 
 
 def test_arguments_of_config_files():
-    names = Literal["mlm", "ag"]
+    names = Literal["plain", "ag"]
     for hint, text, value in (
         (names, "ag", "ag"),
         (Literal[8, 12], "12", 12),
-        (tuple[names, ...], "ag,mlm", ("ag", "mlm")),
-        (tuple[names, ...], "all", ("mlm", "ag")),
+        (tuple[names, ...], "ag,plain", ("ag", "plain")),
+        (tuple[names, ...], "all", ("plain", "ag")),
         (tuple[str, ...], "all", ("all",)),
         (tuple[str, ...], "a, b", ("a", "b")),
         (str | None, "none", None),
@@ -214,7 +214,7 @@ def test_arguments_of_config_files():
     ):
         assert schema.argument("name", hint, text) == value
     for hint, text, named in (
-        (names, "agg", "mlm, ag, got 'agg'; did you mean 'ag'"),
+        (names, "agg", "plain, ag, got 'agg'; did you mean 'ag'"),
         (Literal[8, 12], "9", "8, 12, got '9'"),
         (tuple[names, ...], "ag,x", "got 'x'"),
         (int, "many", "a whole number, got 'many'"),

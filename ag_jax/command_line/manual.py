@@ -196,7 +196,7 @@ def of_config(name: str, path: Path) -> str:
 
 
 def in_words(argument: inspect.Parameter) -> str:
-    """Return what a config's argument takes, and its default, such as "one of mlm, ag; default mlm"."""
+    """Return what a config's argument takes, and its default, such as "one of plain, ag; default plain"."""
     names = schema.choices(argument.annotation)
     takes = f"{schema.in_words(argument.annotation)}; " if names else ""
     if argument.default is argument.empty:

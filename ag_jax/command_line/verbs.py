@@ -226,7 +226,7 @@ class Inspect(Verb):
         'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads." --without=3.2,4.1',
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --layers=1,4,8",
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --heads=3.2,4.1",
-        "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/mlm-seed0 --html=maps.html",
+        "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/plain-seed0 --html=maps.html",
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --steps=all --html",
     )
     workdir: str

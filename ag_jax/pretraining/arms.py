@@ -71,7 +71,7 @@ def overridden(arms: Mapping[str, Config]) -> list[str]:
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Return the value of a setting in each arm as text, such as `10.0 (mlm), 1.0 (ag)`."""
+    """Return the value of a setting in each arm as text, such as `10.0 (plain), 1.0 (ag)`."""
     return ", ".join(f"{schema.shown(value)} ({arm})" for arm, value in values.items())
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from ag_jax.data.records import babylm as files
 from ag_jax.recipes import pretraining
 
-ARMS = ("mlm", "guided", "deberta", "modernbert", "electra")
-COMPARED = "mlm,guided,deberta,modernbert"  # electra's loss is that of another task
+ARMS = ("plain", "guided", "deberta", "modernbert", "electra")
+COMPARED = "plain,guided,deberta,modernbert"  # electra's loss is that of another task
 MILLION = 1_000_000
 EPOCHS = 10
 

@@ -13,21 +13,21 @@ ROBERTA_HEADS = {8: 12, 12: 12, 16: 16}
 
 # Learning rate, warm-up steps, alpha_0, batch size (same paper, table 11). Guided models have lambda = 0.5.
 TABLE_11 = {
-    ("english", 8, "mlm"): (1e-4, 10_000, 0.0, 120),
-    ("english", 12, "mlm"): (5e-5, 10_000, 0.0, 84),
-    ("english", 16, "mlm"): (1e-5, 10_000, 0.0, 48),
+    ("english", 8, "plain"): (1e-4, 10_000, 0.0, 120),
+    ("english", 12, "plain"): (5e-5, 10_000, 0.0, 84),
+    ("english", 16, "plain"): (1e-5, 10_000, 0.0, 48),
     ("english", 8, "ag"): (1e-4, 0, 100.0, 120),
     ("english", 12, "ag"): (1e-4, 0, 10.0, 84),
     ("english", 16, "ag"): (1e-4, 0, 10.0, 48),
-    ("filipino", 8, "mlm"): (1e-4, 10_000, 0.0, 40),
-    ("filipino", 12, "mlm"): (5e-5, 10_000, 0.0, 28),
-    ("filipino", 16, "mlm"): (1e-5, 10_000, 0.0, 16),
+    ("filipino", 8, "plain"): (1e-4, 10_000, 0.0, 40),
+    ("filipino", 12, "plain"): (5e-5, 10_000, 0.0, 28),
+    ("filipino", 16, "plain"): (1e-5, 10_000, 0.0, 16),
     ("filipino", 8, "ag"): (1e-4, 0, 100.0, 40),
     ("filipino", 12, "ag"): (1e-4, 0, 10.0, 28),
     ("filipino", 16, "ag"): (1e-4, 0, 10.0, 16),
-    ("oromo", 8, "mlm"): (1e-4, 1_000, 0.0, 40),
-    ("oromo", 12, "mlm"): (5e-5, 1_000, 0.0, 40),
-    ("oromo", 16, "mlm"): (1e-5, 1_000, 0.0, 32),
+    ("oromo", 8, "plain"): (1e-4, 1_000, 0.0, 40),
+    ("oromo", 12, "plain"): (5e-5, 1_000, 0.0, 40),
+    ("oromo", 16, "plain"): (1e-5, 1_000, 0.0, 32),
     ("oromo", 8, "ag"): (1e-4, 0, 100.0, 40),
     ("oromo", 12, "ag"): (1e-4, 0, 10.0, 40),
     ("oromo", 16, "ag"): (1e-4, 0, 10.0, 32),
@@ -128,11 +128,11 @@ def attention_guidance_code(config: Config) -> None:
 
 
 def table_11(config: Config, language: str, layers: int, arm: str) -> None:
-    """Set model and hyperparameters of tables 10 and 11 (Deshpande & Narasimhan 2020); `arm` is "mlm" or "ag" (guided).
+    """Set model and hyperparameters of tables 10 and 11 (Deshpande & Narasimhan 2020) for the arm "plain" or "ag".
 
     That alpha is held for 20,000 steps is not in the table, but in the released code.
 
-    arm: "mlm" for plain or "ag" for guided training.
+    arm: "plain" for training without guidance, "ag" with guidance.
     """
     learning_rate, warmup_steps, alpha, batch_size = TABLE_11[language, layers, arm]
     config.model.update(layers=layers, heads=ROBERTA_HEADS[layers], width=768, max_length=512)
@@ -143,10 +143,10 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
 
 
 def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
-    """Set the best hyperparameters that a search found, without (`arm` "mlm") or with (`arm` "ag") guided attention.
+    """Set the best hyperparameters that a search found, without (`arm` "plain") or with (`arm` "ag") guided attention.
 
     directory: the --workdir of a finished `ag-jax search --config=ag/section4_5_search`.
-    arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
+    arm: "plain" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
     expected: arguments that the search must have had.
     """
     config.update_from_flattened_dict(finished.search(directory, arm, expected))

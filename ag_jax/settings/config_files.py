@@ -3,9 +3,9 @@
 A config file is a Python file with a function `get_config`, which returns what `schema.default` returns, changed. Its
 arguments are keywords, whose annotations and defaults say what they take:
 
-    def get_config(*, data: str, arm: OneOf("ag", "mlm") = "ag", tasks: ListOf("rte", "sst2") = ("rte",)):
+    def get_config(*, data: str, arm: OneOf("ag", "plain") = "ag", tasks: ListOf("rte", "sst2") = ("rte",)):
 
-`--config=FILE:arm=mlm,tasks=rte,sst2,data=texts/` gives them. An item without `=` belongs to the name before it, so a
+`--config=FILE:arm=plain,tasks=rte,sst2,data=texts/` gives them. An item without `=` belongs to the name before it, so a
 list needs no quotes.
 """
 
@@ -170,7 +170,7 @@ def _arguments(path: str, module: types.ModuleType) -> dict[str, inspect.Paramet
     if any(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters.values()):
         raise ValueError(
             f"{path}: the arguments of get_config must be keywords with annotations: write `def get_config(*, arm: "
-            f'OneOf("ag", "mlm") = "ag"):` in place of `def get_config({", ".join(map(str, parameters.values()))}):`'
+            f'OneOf("ag", "plain") = "ag"):` in place of `def get_config({", ".join(map(str, parameters.values()))}):`'
         )
     with _errors_named(path):
         hints = get_type_hints(module.get_config, include_extras=True)

@@ -53,7 +53,7 @@ def get_config(
     config = pretraining_config.default_config()
     config.title = "Replaced-token detection (ELECTRA-12)"
     pretraining.attention_guidance_code(config)
-    pretraining.table_11(config, "english", 12, "ag" if arm == "ag" else "mlm")
+    pretraining.table_11(config, "english", 12, "ag" if arm == "ag" else "plain")
     config.data.source = "data/books/*.txt"
     config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_522, lowercase=True)
     config.data.masking.count = "fixed"

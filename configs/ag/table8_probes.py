@@ -1,10 +1,10 @@
 """Probe the heads of models with no, half and all heads guided: coreference, reflexives (table 8).
 
 Deshpande & Narasimhan 2020, section 5.6: how often the best head of a model attends from a mention to an antecedent,
-and from a reflexive pronoun of a synthetic sentence to its antecedent. The models have no guided heads (`mlm`), half of
-the heads guided (`ag`, lambda = 1/2) or all of them (`ag_all`, lambda = 1).
+and from a reflexive pronoun of a synthetic sentence to its antecedent. The models have no guided heads (`plain`), half
+of the heads guided (`ag`, lambda = 1/2) or all of them (`ag_all`, lambda = 1).
 
-    ag-jax compare --config=ag/table8_probes:mlm=MLM,ag=AG,ag_all=AG_ALL,data=FOLDER --workdir=DIR
+    ag-jax compare --config=ag/table8_probes:plain=PLAIN,ag=AG,ag_all=AG_ALL,data=FOLDER --workdir=DIR
     ag-jax compare --config=ag/table8_probes:scale=small,data=FOLDER --workdir=DIR
 
 The first command probes models that exist, runs or Hugging Face directories; `{seed}` in a path stands for the seeds.
@@ -25,7 +25,7 @@ Expected (table 8; MLM loss, best head on coreference: all, nominal, pronominal,
     randomly initialised   11.0    .50  .41  .47  .60    .266
     BERT-base                -     .70  .64  .68  .76    .97
     RoBERTa-base             -     .74  .71  .74  .76    .99
-    mlm                    2.47    .68  .58  .69  .73    .87
+    plain                  2.47    .68  .58  .69  .73    .87
     ag                     2.29    .28  .21  .32  .29    .84
     ag_all                 2.31    .21  .13  .21  .28    .00
 
@@ -53,7 +53,7 @@ from ag_jax.probing.config import SEED, ProbeConfig, ProbingConfig
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
-ARMS = ("mlm", "ag", "ag_all")
+ARMS = ("plain", "ag", "ag_all")
 SEEDS = 3
 FOLDERS = {"coreference": "litbank_coref", "gap": "gap", "dependencies": "ud_english_ewt"}
 PROBES = {
@@ -67,7 +67,7 @@ PROBES = {
 def get_config(
     *,
     data: str,
-    mlm: str = "",
+    plain: str = "",
     ag: str = "",
     ag_all: str = "",
     arm: OneOf(*ARMS) = ARMS[0],
@@ -80,7 +80,7 @@ def get_config(
 
     data: folder that has the folders litbank_coref, gap, ud_english_ewt and, for scale=small, litbank_novels; always
         needed.
-    mlm: run or Hugging Face directory of the model without guided heads.
+    plain: run or Hugging Face directory of the model without guided heads.
     ag: run or Hugging Face directory of the model with half of the heads guided.
     ag_all: run or Hugging Face directory of the model with all heads guided; without all three, models are trained.
     arm: which of the models; `ag-jax compare` probes them all.
@@ -92,13 +92,13 @@ def get_config(
     config = schema.default(ProbingConfig)
     config.title = "Probes of models with no, half and all heads guided"
     config.arms = ",".join(ARMS)
-    given = {"mlm": mlm, "ag": ag, "ag_all": ag_all}
+    given = {"plain": plain, "ag": ag, "ag_all": ag_all}
     if all(given.values()):
         if scale == "small" or steps:
-            raise ValueError("scale and steps are for models to be trained, but mlm, ag and ag_all name models")
+            raise ValueError("scale and steps are for models to be trained, but plain, ag and ag_all name models")
         if any(SEED in directory for directory in given.values()) != (seeds > 0):
             raise ValueError(
-                f"expected seeds, and {SEED} in mlm, ag and ag_all, or neither; got seeds={seeds} and "
+                f"expected seeds, and {SEED} in plain, ag and ag_all, or neither; got seeds={seeds} and "
                 f"{', '.join(f'{arm}={directory}' for arm, directory in given.items())}"
             )
         config.checkpoint = given[arm]
@@ -106,7 +106,9 @@ def get_config(
             config.seeds = tuple(range(seeds))
     elif any(given.values()):
         missing = ", ".join(arm for arm, directory in given.items() if not directory)
-        raise ValueError(f"give all three models, mlm, ag and ag_all, or none, to train them first; missing: {missing}")
+        raise ValueError(
+            f"give all three models, plain, ag and ag_all, or none, to train them first; missing: {missing}"
+        )
     else:
         of_training = {"arm": arm, "scale": scale, "steps": steps}
         if scale == "small":

@@ -1,7 +1,7 @@
 """Pre-train encoders on the 10 million words of BabyLM's strict-small track.
 
 Charpentier et al. 2025 (BabyLM Turns 3: Call for papers for the 2025 BabyLM workshop). The arms are masked language
-modelling (mlm), the same with attention guidance (guided), a DeBERTa without its mask decoder (deberta), a ModernBERT
+modelling (plain), the same with attention guidance (guided), a DeBERTa without its mask decoder (deberta), a ModernBERT
 (modernbert), and an ELECTRA (electra), whose loss is not comparable: it is trained by itself.
 
     ag-jax compare --config=babylm/strict_small:source=FOLDER --workdir=RUNS

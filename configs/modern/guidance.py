@@ -53,10 +53,10 @@ def get_config(
     scale: `paper` for the size of Deshpande & Narasimhan 2020, or `small` for 2 CPU cores.
     """
     guided = config_files.read("ag/table3_language_modeling:arm=ag")
-    config = config_files.read("ag/table3_language_modeling:arm=mlm")
+    config = config_files.read("ag/table3_language_modeling:arm=plain")
     alpha, learning_rate = guided.guidance.alpha, guided.optimizer.learning_rate
     if scale == "small":
-        config = config_files.read("quickstart:arm=mlm")
+        config = config_files.read("quickstart:arm=plain")
         alpha, learning_rate = 1.0, LEARNING_RATES[norm, optimizer]
     config.title = f"Attention guidance with {positions} positions, {norm}-norm and {optimizer}"
     config.model.update(positions=positions, norm_position=norm)

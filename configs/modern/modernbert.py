@@ -2,13 +2,13 @@
 
 Warner et al. 2024 (Smarter, Better, Faster, Longer), section 2 and appendix A: 22 layers of width 768 with rotary
 positions, LayerNorm before attention and feed-forward, GeGLU, and windows of 128 tokens in two of three layers. First
-with sequences of 1,024 tokens, then with 8,192. The arms are masked language modelling without (mlm) and with guidance
-(ag, Deshpande & Narasimhan 2020).
+with sequences of 1,024 tokens, then with 8,192. The arms are masked language modelling without (plain) and with
+guidance (ag, Deshpande & Narasimhan 2020).
 
-    ag-jax train --config=modern/modernbert:arm=mlm,data=TEXTS --workdir=RUNS/1024
-    ag-jax train --config=modern/modernbert:arm=mlm,data=TEXTS,run=RUNS/1024 --workdir=RUNS/8192
+    ag-jax train --config=modern/modernbert:arm=plain,data=TEXTS --workdir=RUNS/1024
+    ag-jax train --config=modern/modernbert:arm=plain,data=TEXTS,run=RUNS/1024 --workdir=RUNS/8192
     ag-jax export --workdir=RUNS/8192 --to=MODEL
-    ag-jax plan --config=modern/modernbert:arm=mlm,length=8192 --topology=v5e:2x4
+    ag-jax plan --config=modern/modernbert:arm=plain,length=8192 --topology=v5e:2x4
     ag-jax compare --config=modern/modernbert:scale=small --workdir=DIR
 
 TEXTS is any text of your own; without `data` the text is the English Wikipedia of TensorFlow Datasets. `run` is the
@@ -45,7 +45,7 @@ LONG_BATCH = 72
 
 def get_config(
     *,
-    arm: OneOf("mlm", "ag") = "mlm",
+    arm: OneOf("plain", "ag") = "plain",
     length: OneOf(1024, 8192) = 1024,
     data: str = "",
     run: str = "",
@@ -79,7 +79,7 @@ def get_config(
         config.guidance.update(mode="loss", fraction=0.5, layers="global", alpha=10.0 * length / 512)
     if scale == "small":
         _small(config)
-    config.comparison.arms = "mlm,ag"
+    config.comparison.arms = "plain,ag"
     return config
 
 

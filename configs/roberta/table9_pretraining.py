@@ -2,7 +2,7 @@
 
 Liu et al. 2019 (RoBERTa), table 9 and section 5. Guidance is that of Deshpande & Narasimhan 2020.
 
-    ag-jax train --config=roberta/table9_pretraining:arm=mlm,data=FOLDER --workdir=DIR
+    ag-jax train --config=roberta/table9_pretraining:arm=plain,data=FOLDER --workdir=DIR
     ag-jax compare --config=roberta/table9_pretraining:size=large,data=FOLDER --workdir=DIR
     ag-jax compare --config=roberta/table9_pretraining:scale=small --workdir=DIR
 
@@ -11,9 +11,9 @@ FOLDER has a folder of text files for each of the five corpora: `books`, `wikipe
 the size of their files as a share of that. Without `data` the text is the English Wikipedia of TensorFlow Datasets.
 
 Hardware and time: 1024 V100 GPUs for about one day for 100k steps of the large model (section 5). `ag-jax plan
---config=roberta/table9_pretraining:arm=mlm --topology=v5e:8x8` estimates memory, time and cost on a TPU slice.
+--config=roberta/table9_pretraining:arm=plain --topology=v5e:8x8` estimates memory, time and cost on a TPU slice.
 scale=small takes about four minutes for each arm on 2 CPU cores. It shows that everything runs: its 600 steps are too
-few for the arm mlm to leave the plateau, so compare arms with the quickstart instead.
+few for the arm `plain` to leave the plateau, so compare arms with the quickstart instead.
 
 Expected: perplexities are not in the paper. The base model reaches 87.6 on MNLI-m and 91.5/84.6 (F1/EM) on SQuAD 1.1,
 83.7/80.5 on 2.0 (He et al. 2021, table 3); the large one has the scores of roberta/table5_glue. The arm `ag` has no
@@ -33,7 +33,7 @@ from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 def get_config(
     *,
-    arm: OneOf("mlm", "ag") = "mlm",
+    arm: OneOf("plain", "ag") = "plain",
     size: OneOf("base", "large") = "base",
     data: str = "",
     corpora: ListOf(*pretraining.CORPORA) = pretraining.CORPORA,
@@ -56,5 +56,5 @@ def get_config(
         config.guidance.update(mode="loss", fraction=0.5, alpha=10.0, hold_steps=20_000)
     if scale == "small":
         pretraining.small(config)
-    config.comparison.arms = "mlm,ag"
+    config.comparison.arms = "plain,ag"
     return config

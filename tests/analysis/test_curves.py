@@ -13,7 +13,7 @@ def row(step, loss, split="train", **values):
     return {"step": step, "split": split, "tokens_seen": 100 * step + 7, "mlm_loss": loss, **values}
 
 
-MLM = [row(10, 8.0), row(20, 6.0), row(20, 6.5, "validation"), row(30, 5.0)]
+PLAIN = [row(10, 8.0), row(20, 6.0), row(20, 6.5, "validation"), row(30, 5.0)]
 GUIDED = [
     [
         row(10, 7.0, ag_loss=0.5),
@@ -43,7 +43,7 @@ def dots(axes):
 
 
 def test_seeds_and_their_mean_where_all_of_them_are():
-    figure = plots.draw_losses({"mlm": [MLM], "ag": GUIDED})
+    figure = plots.draw_losses({"plain": [PLAIN], "ag": GUIDED})
     loss, guidance = figure.axes
     assert lines(loss) == [
         ([10, 20, 30], [8.0, 6.0, 5.0], True),
@@ -57,12 +57,12 @@ def test_seeds_and_their_mean_where_all_of_them_are():
     assert mean[0] == [10, 20]
     np.testing.assert_allclose(mean[1], [0.6, 0.3])
     names = [text.get_text() for text in loss.get_legend().get_texts()]
-    assert names == ["mlm", "ag (mean of 2 seeds)", "validation"]
+    assert names == ["plain", "ag (mean of 2 seeds)", "validation"]
     assert guidance.get_ylim()[0] == 0
     # Over tokens, seeds meet at their steps; rows without a value are left out.
-    other = [{**one, "tokens_seen": one["tokens_seen"] + 10} for one in MLM]
-    rows = [MLM[0], row(11, None), {"step": 12, "split": "train", "tokens_seen": 1}, *MLM[1:]]
-    (axes,) = plots.draw_losses({"mlm": [rows, other]}, x="tokens_seen").axes
+    other = [{**one, "tokens_seen": one["tokens_seen"] + 10} for one in PLAIN]
+    rows = [PLAIN[0], row(11, None), {"step": 12, "split": "train", "tokens_seen": 1}, *PLAIN[1:]]
+    (axes,) = plots.draw_losses({"plain": [rows, other]}, x="tokens_seen").axes
     assert lines(axes)[-1] == ([1012, 2012, 3012], [8.0, 6.0, 5.0], True)
     assert axes.get_xlabel() == "training tokens seen"
 
@@ -83,7 +83,7 @@ def test_masses_over_layers_and_steps():
     rows = masses((5, 10, 30), 3)
     rows.insert(1, {**rows[0], "split": "validation", "step": 7})
     rows[2]["mass/next"] = [None, 0.5, None]
-    panels = drawn(plots.draw_masses({"mlm": MLM, "ag": rows}))
+    panels = drawn(plots.draw_masses({"plain": PLAIN, "ag": rows}))
     assert list(panels) == ["ag: [Next]", "ag: [Second]"]
     expected = np.array([[0.05, 0.15, 0.25], [math.nan, 0.5, math.nan], [0.3, 0.4, 0.5]]).T
     np.testing.assert_allclose(np.ma.filled(panels["ag: [Next]"].get_array(), np.nan), expected)
@@ -94,15 +94,15 @@ def test_masses_over_layers_and_steps():
 
 def test_curves_are_written(tmp_path):
     """Figures with more arms than there are colours are written, too."""
-    series = {"_mlm": [MLM], "ag $x$": GUIDED, **{f"arm {at}": [MLM] for at in range(10)}}
+    series = {"_plain": [PLAIN], "ag $x$": GUIDED, **{f"arm {at}": [PLAIN] for at in range(10)}}
     picture(plots.loss_curves(series, tmp_path / "figures" / "loss.png", x="tokens_seen"))
     arms = {"ag $": masses((1,), 16), "other_": masses((2, 4), 2, ("prev",))}
     picture(plots.mass_curves(arms, tmp_path / "mass.png"))
 
 
 def test_the_plateau_and_where_arms_leave_it():
-    plateau = Plateau(5.5, {"mlm": [30], "ag": [20, None]})
-    figure = plots.draw_losses({"mlm": [MLM], "ag": GUIDED}, "tokens_seen", plateau=plateau, run="quick: a title")
+    plateau = Plateau(5.5, {"plain": [30], "ag": [20, None]})
+    figure = plots.draw_losses({"plain": [PLAIN], "ag": GUIDED}, "tokens_seen", plateau=plateau, run="quick: a title")
     loss = figure.axes[0]
     assert [line.get_ydata() for line in loss.lines if line.get_linestyle() == "--"] == [[5.5, 5.5]]
     triangles = [line for line in loss.lines if line.get_marker() == "v"]
@@ -110,14 +110,14 @@ def test_the_plateau_and_where_arms_leave_it():
     curves = [line.get_color() for line in loss.lines if line.get_linewidth() > 1.7]
     assert [line.get_color() for line in triangles] == curves[:1] + curves[-1:]
     names = [text.get_text() for text in loss.get_legend().get_texts()][-3:]
-    for name, words in zip(names, (["5.500"], ["mlm", "step 30"], ["ag", "step 20"]), strict=True):
+    for name, words in zip(names, (["5.500"], ["plain", "step 30"], ["ag", "step 20"]), strict=True):
         assert all(word in name for word in words)
 
 
 def test_curves_over_tokens_are_the_same_if_batches_are_equal():
-    assert same_tokens({"mlm": [MLM], "ag": [MLM[:2]]}) and same_tokens({"mlm": [MLM], "ag": GUIDED})
-    larger = [{**one, "tokens_seen": 2 * one["tokens_seen"]} for one in MLM]
-    assert not same_tokens({"mlm": [MLM], "ag": [larger]})
+    assert same_tokens({"plain": [PLAIN], "ag": [PLAIN[:2]]}) and same_tokens({"plain": [PLAIN], "ag": GUIDED})
+    larger = [{**one, "tokens_seen": 2 * one["tokens_seen"]} for one in PLAIN]
+    assert not same_tokens({"plain": [PLAIN], "ag": [larger]})
     # Seeds of one arm may differ, because their sequences do; the second seed is compared with the second.
-    assert same_tokens({"mlm": [MLM, larger], "ag": [MLM, larger]})
-    assert not same_tokens({"mlm": [MLM, larger], "ag": [MLM, MLM]})
+    assert same_tokens({"plain": [PLAIN, larger], "ag": [PLAIN, larger]})
+    assert not same_tokens({"plain": [PLAIN, larger], "ag": [PLAIN, PLAIN]})

@@ -188,9 +188,9 @@ def stages(count, **settings):
 
 def test_maps_of_arms_during_training():
     """Several heads stand side by side; the place of an arm that lacks one is blank."""
-    columns = {"mlm": stages(3), "ag": stages(2, layers=4)}
+    columns = {"plain": stages(3), "ag": stages(2, layers=4)}
     drawn = panels(plots.draw_maps(columns, (1, 3), (2, 0)))
-    expected = [("mlm", 1, 2), ("ag", 1, 2), ("ag", 3, 0)]
+    expected = [("plain", 1, 2), ("ag", 1, 2), ("ag", 3, 0)]
     by_column = {}
     for axes in drawn:
         by_column.setdefault(axes.get_subplotspec().colspan.start, []).append(axes)
@@ -250,5 +250,5 @@ def test_every_picture_is_written_and_names_its_model_its_sentence_and_its_axes(
     for path in written:
         picture(path)
     picture(plots.pattern_figure(attention.tokens, target, tmp_path / "a" / "p.png"))
-    picture(plots.map_figure({"mlm $": stages(1), "ag_": stages(1)}, 0, 0, str(tmp_path / "m.png")))
+    picture(plots.map_figure({"plain $": stages(1), "ag_": stages(1)}, 0, 0, str(tmp_path / "m.png")))
     picture(plots.mean_figure({"one": attention}, tmp_path / "means.png"))

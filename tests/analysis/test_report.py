@@ -69,7 +69,7 @@ def test_layers_that_a_model_does_not_have_are_dashes():
 
 def test_settings_in_which_arms_differ():
     """Not those at their default in the only arms that have them, and those of all arms."""
-    arms = {"mlm": {"mode": "none", "width": 8}, "ag": {"mode": "loss", "width": 8, "alpha": None, "heads": (1, 2)}}
+    arms = {"plain": {"mode": "none", "width": 8}, "ag": {"mode": "loss", "width": 8, "alpha": None, "heads": (1, 2)}}
     (table,) = report.settings_section(arms, {"heads": (1, 2)}).blocks
-    assert table == Table(["Setting", "mlm", "ag"], [["`mode`", "none", "loss"], ["`alpha`", "–", "none"]])
-    assert report.settings_section({"a": arms["mlm"], "b": arms["mlm"]}).blocks == ["Nothing."]
+    assert table == Table(["Setting", "plain", "ag"], [["`mode`", "none", "loss"], ["`alpha`", "–", "none"]])
+    assert report.settings_section({"a": arms["plain"], "b": arms["plain"]}).blocks == ["Nothing."]

@@ -7,7 +7,7 @@ from etils import epath
 from ag_jax.analysis.figures.search import HeatMap, draw_heat_map, heat_maps
 
 MAP = HeatMap("ag", "validation_loss", "a.rate", "b.steps", ["1", "2"], ["x", "y", "z"], [[1.5, None, 3.25], [2.0] * 3])
-EMPTY = HeatMap("mlm", "validation_loss", "a.rate", "b.steps", ["1", "2"], ["x", "y"], [[None] * 2] * 2)
+EMPTY = HeatMap("plain", "validation_loss", "a.rate", "b.steps", ["1", "2"], ["x", "y"], [[None] * 2] * 2)
 
 
 def test_each_cell_has_its_loss_and_unknown_ones_are_empty():

@@ -164,7 +164,7 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
 def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
     place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
-    config = config_files.load(f"continue_pretraining:run={place},arm=mlm").settings
+    config = config_files.load(f"continue_pretraining:run={place},arm=plain").settings
     initial_weights.check(config)
     opened = open_run(config.training.initial_weights)
     assert opened.tokenizer.fingerprint() == prepare_tokenizer(config.data).fingerprint() and opened.step > 0

@@ -51,7 +51,7 @@ def test_arms_are_their_checkpoints(tmp_path):
     def checkpoints(source, **overrides):
         return {arm: (config.checkpoint, config.fresh) for arm, config in compared(source, **overrides).items()}
 
-    assert checkpoints("ag/table4_downstream.py:mlm=M,ag=A") == {"mlm": ("M", False), "ag": ("A", False)}
+    assert checkpoints("ag/table4_downstream.py:plain=P,ag=A") == {"plain": ("P", False), "ag": ("A", False)}
     found = checkpoints("ag/table1_mismatched_pretraining.py:english=E,chinese=Z")
     assert found == {"random": ("E", True), "chinese": ("Z", False), "english": ("E", False)}
     found = checkpoints("asa/table1_generalization.py:checkpoint=C,longer=L,pretrained=P")
@@ -245,7 +245,7 @@ def test_twice_the_epochs_is_twice_those_of_a_flag():
 @pytest.mark.exhaustive
 def test_cross_validation(data, checkpoint, tmp_path, one_device):
     few = {f"tasks.oromo_ner.{key}": value for key, value in tiny_tasks.FEW.items()} | {"tasks.oromo_ner.folds": 3}
-    arguments = f"mlm={checkpoint},ag={checkpoint},language=oromo,arm=ag,seeds=1,scale=small,data={data}"
+    arguments = f"plain={checkpoint},ag={checkpoint},language=oromo,arm=ag,seeds=1,scale=small,data={data}"
     source = f"{CONFIGS / 'ag/table4_downstream.py'}:{arguments}"
     report = comparison.finetune(config_files.load(source, few), epath.Path(tmp_path / "w"))
     (of_arm,) = json.loads((report.parent / "report.json").read_text())["tasks"]["oromo_ner"]["arms"].values()

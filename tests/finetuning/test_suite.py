@@ -45,7 +45,7 @@ from ag_jax.settings.config_files import OneOf
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 def get_config(
-    *, model: str, data: str, tasks: tuple[str, ...] = ("sst2",), seeds: int = 3, arm: OneOf("ag", "mlm") = "ag"
+    *, model: str, data: str, tasks: tuple[str, ...] = ("sst2",), seeds: int = 3, arm: OneOf("ag", "plain") = "ag"
 ):
     config = schema.default(FinetuningConfig)
     config.checkpoint = model
@@ -58,7 +58,7 @@ def get_config(
         )
         if task == "oromo_ner":
             config.tasks[task].folds = 4
-    config.arms = "mlm,ag"
+    config.arms = "plain,ag"
     return config
 """
 CHAIN = FILE.replace(
@@ -175,7 +175,7 @@ def test_killed_or_shared_is_the_same_table(source, tmp_path, calls):
 
     calls.clear()
     workdir = epath.Path(tmp_path / "shared")
-    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1" / lock.FILE):
+    with lock.hold(workdir / "plain" / "sst2" / "lr0.0003-bs32-seed1" / lock.FILE):
         assert comparison.compare(config_files.load(source, {}), workdir) is None
     assert sorted(calls) == sorted(whole[:1] + whole[2:]) and not (workdir / "report.md").exists()
     assert comparison.compare(config_files.load(source, {}), workdir) == workdir / "report.md"
@@ -498,7 +498,7 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
     report_md = comparison.compare(config_files.load(source, {}), epath.Path(tmp_path / "w")).read_text()
     numbers = numbers_of(tmp_path / "w")
     splits = task_splits.read("sst2", Recipe(), data)
-    rates, values, chosen = {"mlm": (3e-4, 1e-4), "ag": (1e-4, 2e-4)}, {}, {}
+    rates, values, chosen = {"plain": (3e-4, 1e-4), "ag": (1e-4, 2e-4)}, {}, {}
     for arm, of_arm in numbers["tasks"]["sst2"]["arms"].items():
         points = {rate: [sst2_scores(data, rate, 32, seed, False) for seed in range(3)] for rate in rates[arm]}
         rate = chosen[arm] = max(points, key=lambda rate: np.median(points[rate]))
@@ -522,7 +522,7 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
         soft = ensemble(splits.others["test"], rate)
         assert lines == ["index\tprediction", *(f"{number}\t{value}" for number, value in enumerate(soft))]
     p_value = numbers["tasks"]["sst2"]["arms"]["ag"]["p_value"]
-    assert p_value["seeds"] == pytest.approx(scipy.stats.ttest_rel(values["ag"], values["mlm"]).pvalue)
+    assert p_value["seeds"] == pytest.approx(scipy.stats.ttest_rel(values["ag"], values["plain"]).pvalue)
     right = {
         arm: [
             np.mean([tiny_tasks.guess(example, "sst2", rate, 32, seed, False)[0] == example.label for seed in range(3)])
@@ -530,12 +530,12 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
         ]
         for arm, rate in chosen.items()
     }
-    assert p_value["examples"] == pytest.approx(scipy.stats.ttest_rel(right["ag"], right["mlm"]).pvalue)
+    assert p_value["examples"] == pytest.approx(scipy.stats.ttest_rel(right["ag"], right["plain"]).pvalue)
     difference = numbers["differences"]["ag"]["sst2"]
-    mean = np.mean(values["ag"]) - np.mean(values["mlm"])
+    mean = np.mean(values["ag"]) - np.mean(values["plain"])
     assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(p_value["seeds"])
     assert f"| sst2 | ag | {100 * mean:+.1f} |" in report_md
-    assert numbers["tasks"]["sst2"]["arms"]["mlm"]["p_value"] is None and numbers["baseline"] == "mlm"
+    assert numbers["tasks"]["sst2"]["arms"]["plain"]["p_value"] is None and numbers["baseline"] == "plain"
 
 
 def test_a_set_of_which_only_a_part_has_labels_is_said_to_be_unscored(train, tmp_path):

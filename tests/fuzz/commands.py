@@ -34,7 +34,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
     "train": (
         (f"{PRETRAINING}:arm=ag", "--workdir=finished"),
         (PRETRAINING, "--workdir=interrupted"),
-        (f"{PRETRAINING}:arm=mlm", "--workdir=new", "--config.training.steps=3"),
+        (f"{PRETRAINING}:arm=plain", "--workdir=new", "--config.training.steps=3"),
         (f"{PRETRAINING}:arm=asa", "--workdir=adversarial"),
     ),
     "compare": (
@@ -217,7 +217,7 @@ def _left_out(rng: random.Random, flags: list[str]) -> str:
 
 
 def _argument(rng: random.Random, flags: list[str]) -> str:
-    bad = rng.choice((":arm=", ":arm=x", ":x=1", ":arm=ag,arm=mlm", ":" + BYTES, "::", ":" + "a," * 3000, ":points=3"))
+    bad = rng.choice((":arm=", ":arm=x", ":x=1", ":arm=ag,arm=ag", ":" + BYTES, "::", ":" + "a," * 3000, ":points=3"))
     for number, flag in enumerate(flags):
         if flag.startswith("--config=configs/"):
             flags[number] = flag.partition(":")[0] + bad

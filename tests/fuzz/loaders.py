@@ -197,7 +197,7 @@ def _comparison() -> Result:
     workdir, found = epath.Path(os.path.abspath("comparison")), {}
     before, comparison._figures = comparison._figures, lambda *_: []
     try:
-        with _untrained(*(f"comparison/{arm}-seed3/result.json" for arm in ("mlm", "ag"))):
+        with _untrained(*(f"comparison/{arm}-seed3/result.json" for arm in ("plain", "ag"))):
             found["report"] = comparison.compare(
                 config_files.load("configs/pretraining.py", reading.COMPARED), workdir
             ).read_text()

@@ -83,7 +83,7 @@ def refused(directory, tmp_path, *parts, error=ValueError, **options):
         assert part in str(caught.value), (part, str(caught.value))
 
 
-def continuing(workdir, text, arm="mlm", **overrides):
+def continuing(workdir, text, arm="plain", **overrides):
     """The config of a run that goes on from another one, for a few steps."""
     source = f"{CONFIGS / 'continue_pretraining.py'}:run={workdir},arm={arm}"
     return config_files.load(source, FEW | {"data.source": text} | overrides).settings

@@ -30,7 +30,7 @@ def test_a_resumed_run_does_not_read_its_initial_weights_again(run_of, text, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "arm"), some([("bert_pairs", "ag"), ("electra", "mlm"), ("deberta_v3", "ag")], ("bert_pairs", "ag"))
+    ("name", "arm"), some([("bert_pairs", "ag"), ("electra", "plain"), ("deberta_v3", "ag")], ("bert_pairs", "ag"))
 )
 def test_every_part_is_taken_over_and_exported(name, arm, run_of, text, tmp_path, one_device):
     workdir = start(continuing(run_of(name), text, arm), tmp_path / "run")
@@ -72,4 +72,4 @@ def test_no_run_to_start_from(name, tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path}/config.json"):
         config_files.load(f"{CONFIGS / f'continue_{name}.py'}:run={tmp_path}{rest}")
     with pytest.raises(ValueError, match="argument run"):
-        config_files.load(f"{CONFIGS / f'continue_{name}.py'}:{rest.strip(',') or 'arm=mlm'}")
+        config_files.load(f"{CONFIGS / f'continue_{name}.py'}:{rest.strip(',') or 'arm=plain'}")

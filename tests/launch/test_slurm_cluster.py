@@ -163,7 +163,7 @@ def test_an_array_of_four_shares_a_comparison(site):
     output = job.ends(restarts=1)
     assert output.count("the report is ") >= 1
     assert output.count("the report is ") + output.count("the last of them writes the report") == 4
-    for run in ("mlm-seed0", "ag-seed0", "mlm-seed1", "ag-seed1"):
+    for run in ("plain-seed0", "ag-seed0", "plain-seed1", "ag-seed1"):
         assert output.count(f"{run}: step 10/10") == 1
         assert_same_end(site.folder / "shared" / run, alone / run)
 

@@ -114,7 +114,7 @@ def test_the_milestones_of_a_run(tmp_path):
     assert scores[0] != scores[1] != scores[2]
 
 
-# The model of `guided` is that of `mlm`, which the test above has, and `test_parity.py` has all their parts.
+# The model of `guided` is that of `plain`, which the test above has, and `test_parity.py` has all their parts.
 @pytest.mark.parametrize("arm", some(babylm.ARMS, "electra", "deberta"))
 def test_every_arm_is_taken(arm, tmp_path, one_device):
     """With random parameters: of `electra`, whose model has no word head, the generator."""

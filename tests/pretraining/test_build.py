@@ -20,7 +20,7 @@ WIDTH, LAYERS, LENGTH, ROWS, WORDS = 12, 3, 20, 5, 300
     [(1, "bernoulli", 4), (8, "bernoulli", 1), (1, "fixed", 1)],  # 22 slots a row, of at most 96 a group
 )
 def test_slots_are_left_out_on_one_device_where_tokens_are_masked_independently(devices, count, rows):
-    settings = config_files.load("quickstart:arm=mlm", {"data.masking.count": count}).settings
+    settings = config_files.load("quickstart:arm=plain", {"data.masking.count": count}).settings
     vocabulary = VocabularyInfo(4096)
     model = workloads.reference_model(settings, vocabulary)
     assert build.make_objective(settings, vocabulary, model, devices, Hyperparameters()).group_rows == rows

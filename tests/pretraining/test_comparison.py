@@ -23,20 +23,20 @@ from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
 from tests.training.trainees import wandb_runs
 
 ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
-SEEDS, RUNS = (3, 8), ("mlm-seed3", "ag-seed3", "mlm-seed8", "ag-seed8")
+SEEDS, RUNS = (3, 8), ("plain-seed3", "ag-seed3", "plain-seed8", "ag-seed8")
 CONFIG = '''
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import OneOf
 from ag_jax.pretraining import config as pretraining_config
 from tests.pretraining import tiny_runs
 
-def get_config(*, arm: OneOf("mlm", "ag") = "mlm"):
-    """arm: mlm or ag."""
+def get_config(*, arm: OneOf("plain", "ag") = "plain"):
+    """arm: plain or ag."""
     ag = arm == "ag"
     config = pretraining_config.default_config()
     config.update_from_flattened_dict(tiny_runs.flat(TEXT, **(tiny_runs.GUIDED if ag else {})))
     config.guidance.alpha = 1.0 if ag else 10.0
-    config.comparison.update(arms="mlm,ag", seeds=SEEDS)
+    config.comparison.update(arms="plain,ag", seeds=SEEDS)
     return config
 '''
 
@@ -100,7 +100,7 @@ def compared(source, overrides, at_wandb, tmp_path_factory):
 def test_every_arm_and_seed_is_there(compared):
     directories = {path.name for path in compared.parent.iterdir() if path.is_dir()}
     assert directories == {*RUNS, "figures"}
-    modes = {"mlm": "none", "ag": "loss"}
+    modes = {"plain": "none", "ag": "loss"}
     for name in RUNS:
         config, (arm, seed) = run_directory.read_config(compared.parent / name), name.split("-seed")
         assert (config.guidance.mode, config.seed) == (modes[arm], int(seed))
@@ -111,17 +111,17 @@ def test_numbers_are_those_of_the_runs(compared):
     content = json.loads((compared.parent / "report.json").read_text())
     losses = {
         arm: [run_directory.read_summary(compared.parent / f"{arm}-seed{seed}")["validation_loss"] for seed in SEEDS]
-        for arm in ("mlm", "ag")
+        for arm in ("plain", "ag")
     }
-    assert losses["mlm"][0] != losses["mlm"][1]
-    for arm in ("mlm", "ag"):
+    assert losses["plain"][0] != losses["plain"][1]
+    for arm in ("plain", "ag"):
         of_arm = content["arms"][arm]
         assert of_arm["values"]["validation_loss"] == losses[arm]
         assert of_arm["mean"]["validation_loss"] == pytest.approx(np.mean(losses[arm]))
         assert of_arm["deviation"]["validation_loss"] == pytest.approx(np.std(losses[arm], ddof=1))
-    expected = scipy.stats.ttest_rel(losses["ag"], losses["mlm"]).pvalue
+    expected = scipy.stats.ttest_rel(losses["ag"], losses["plain"]).pvalue
     difference = content["differences"]["ag"]["validation_loss"]
-    mean = np.mean(np.subtract(losses["ag"], losses["mlm"]))
+    mean = np.mean(np.subtract(losses["ag"], losses["plain"]))
     assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(expected)
     assert list(content["differences"]) == ["ag"]
     assert f"| ag | Validation | {mean:+.3f} |" in compared.read_text()
@@ -158,17 +158,17 @@ def test_milestones_that_a_run_was_not_trained_with_are_left_out(compared):
 def test_the_last_layer_of_every_arm_and_seed(compared):
     """Shares of attention of each run, in report.json, and their means in a table beside uniform attention's."""
     text, arms = compared.read_text(), json.loads((compared.parent / "report.json").read_text())["arms"]
-    for arm in ("mlm", "ag"):
+    for arm in ("plain", "ag"):
         found = arms[arm]["last_layer"]
         assert all(len(found[name]) == 2 and min(found[name]) > 0 for name in ("diagonal", "stripes", "first"))
         assert (np.add(found["diagonal"], found["stripes"]) < 1).all()
-        assert found["uniform"] == arms["mlm"]["last_layer"]["uniform"] and found["texts"] > 1
+        assert found["uniform"] == arms["plain"]["last_layer"]["uniform"] and found["texts"] > 1
         assert f"| {arm} | {spread(found['diagonal'])} | {spread(found['stripes'])} | " in text
 
 
 def test_flags_that_override_the_arms_are_reported(compared):
     (sentence,) = json.loads((compared.parent / "report.json").read_text())["overridden"]
-    assert sentence.startswith("--config.guidance.alpha=2.0 ") and sentence.endswith(": 10.0 (mlm), 1.0 (ag)")
+    assert sentence.startswith("--config.guidance.alpha=2.0 ") and sentence.endswith(": 10.0 (plain), 1.0 (ag)")
     assert f"\n**{sentence}.**\n" in compared.read_text()
 
 
@@ -177,7 +177,7 @@ def test_flags_that_override_the_arms_are_reported(compared):
     [
         ({"training.milestones": ()}, "training.milestones"),
         ({"seed": 5}, "--config.comparison.seeds=5"),
-        ({"guidance.mode": "none"}, "mlm and ag .*--config.guidance.mode=none"),
+        ({"guidance.mode": "none"}, "plain and ag .*--config.guidance.mode=none"),
         ({"comparison.arms": None}, "arms"),
     ],
 )
@@ -301,9 +301,9 @@ def test_where_the_guidance_loss_settles():
     assert report.settled_step([*train, ROW | {"split": "validation", "ag_loss": 9.0}]) == 40
     assert report.settled_step([ROW | {"ag_loss": None}, *train]) == 40
     assert report.settled_step(train[:1]) == 10 and report.settled_step([ROW]) is None
-    found, text = reported(results("mlm", steps=70), results("ag", 4.0, rows=train, steps=50, time_limit=9))
-    assert "guidance_settled_at_step" not in found["arms"]["mlm"] and "| – | 40 (10.0%) |" in text
-    assert found["arms"]["ag"]["ended_at_step"] == [50] and "ended_at_step" not in found["arms"]["mlm"]
+    found, text = reported(results("plain", steps=70), results("ag", 4.0, rows=train, steps=50, time_limit=9))
+    assert "guidance_settled_at_step" not in found["arms"]["plain"] and "| – | 40 (10.0%) |" in text
+    assert found["arms"]["ag"]["ended_at_step"] == [50] and "ended_at_step" not in found["arms"]["plain"]
     assert "`training.time_limit` at step | – | 50 |" in text and "that of **ag**" in text
 
 
@@ -313,10 +313,10 @@ def test_speed_and_plateau_of_a_run():
     train = [
         ROW | {"step": 2 + at, "mlm_loss": 5.92 - 0.1 * at, "tokens_per_second": of} for at, of in enumerate(speeds)
     ]
-    found, _ = reported(results("mlm", rows=train))
-    assert found["arms"]["mlm"]["tokens_per_second"] == [2.0] and found["plateau_loss"] == 6.0
-    assert found["arms"]["mlm"]["left_plateau_at_step"] == [5] and MLM.margin == 0.3
-    assert "that of **mlm**" in reported(results("mlm"), results("ag", 5.5))[1]
+    found, _ = reported(results("plain", rows=train))
+    assert found["arms"]["plain"]["tokens_per_second"] == [2.0] and found["plateau_loss"] == 6.0
+    assert found["arms"]["plain"]["left_plateau_at_step"] == [5] and MLM.margin == 0.3
+    assert "that of **plain**" in reported(results("plain"), results("ag", 5.5))[1]
 
 
 def test_arms_whose_losses_are_of_other_tokens_are_named(source):
@@ -329,7 +329,7 @@ def test_arms_whose_losses_are_of_other_tokens_are_named(source):
 
     masking = configs["ag"].data.masking
     (sentence,) = with_data(masking=dataclasses.replace(masking, rate=0.3, static_copies=4))
-    assert "they differ in data.masking.rate: " in sentence and sentence.endswith(": 0.15 (mlm), 0.3 (ag)")
+    assert "they differ in data.masking.rate: " in sentence and sentence.endswith(": 0.15 (plain), 0.3 (ag)")
     assert not with_data(masking=dataclasses.replace(masking, rate=0.3, evaluation_rate=0.15))
     tokenizer = dataclasses.replace(configs["ag"].data.tokenizer, vocabulary_size=500)
     assert "differ in data.tokenizer.vocabulary_size: " in with_data(tokenizer=tokenizer)[0]

@@ -179,7 +179,7 @@ def test_prepare_prints_the_steps(text, tmp_path, capsys):
     of_run = {**tiny_runs.TINY, "data.cache_dir": str(tmp_path), "training.words": 700}
     of_run = {name: value for name, value in of_run.items() if not isinstance(value, tuple)}
     flags = [f"--config.{name}={value}" for name, value in of_run.items()]
-    command = ["ag-jax", "prepare", "--config=quickstart:arm=mlm", f"--config.data.source={text}"]
+    command = ["ag-jax", "prepare", "--config=quickstart:arm=plain", f"--config.data.source={text}"]
     assert main.main([*command, *flags, "--config.optimizer.warmup_steps=0"]) == 0
     printed = json.loads(capsys.readouterr().out)
     found, number = printed["in words"], printed["train rows"]

@@ -122,7 +122,7 @@ def test_runs_without_a_loss_of_masked_words_are_rejected_before_they_are_traine
     config.data.masking.replacement = "unigram"
     config.replaced_tokens.generator = "unigram"
     with pytest.raises(ValueError, match="arm electra"):
-        ablation_results.check_training({"mlm": [words], "electra": [pretraining_config.parse(config)]})
+        ablation_results.check_training({"plain": [words], "electra": [pretraining_config.parse(config)]})
 
 
 def test_given_texts_are_cut_to_the_length_of_all_models(monkeypatch, tmp_path):

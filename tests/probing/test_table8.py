@@ -31,7 +31,7 @@ def test_the_runs_differ_in_guidance():
     ]
     flat = [schema.flat(schema.to_dict(config)) for config in runs.values()]
     assert {key for key in flat[0] if len({str(of[key]) for of in flat}) > 1} == {"guidance.mode", "guidance.fraction"}
-    assert (runs["mlm"].data.source, runs["mlm"].data.skip_words) == ("sotu,texts/litbank_novels", (0, 3500))
+    assert (runs["plain"].data.source, runs["plain"].data.skip_words) == ("sotu,texts/litbank_novels", (0, 3500))
     runs = trained("data=texts")
     assert [config.guidance.fraction for config in list(runs.values())[1:]] == [0.5, 1.0]
     assert [config.optimizer.warmup_steps for config in runs.values()] == [10_000, 0, 0]
@@ -40,12 +40,12 @@ def test_the_runs_differ_in_guidance():
 
 def test_models_that_exist():
     configs = comparison.arm_configs(
-        config_files.load(f"{TABLE}:mlm=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
+        config_files.load(f"{TABLE}:plain=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
     )[0]
     assert [(arm, config.checkpoint, config.seeds) for arm, config in configs.items()] == [
-        *(("mlm", "a{seed}", (0, 1)), ("ag", "b{seed}", (0, 1)), ("ag_all", "c", (0,)))
+        *(("plain", "a{seed}", (0, 1)), ("ag", "b{seed}", (0, 1)), ("ag_all", "c", (0,)))
     ]
-    probes = {name: (probe.data, probe.modes) for name, probe in configs["mlm"].probes.items()}
+    probes = {name: (probe.data, probe.modes) for name, probe in configs["plain"].probes.items()}
     assert set(probes) == {"coreference", "reflexives", "gap", "dependencies"}
     assert probes["coreference"] == ("texts/litbank_coref", ("mentions", "words"))
     assert probes["reflexives"] == (None, ("positions", "words"))
@@ -58,7 +58,7 @@ def test_the_novels_lack_what_litbank_annotates(shared):
     def letters(text):
         return re.sub(r"[^a-z0-9]", "", text.lower())
 
-    _, skipped = trained(f"scale=small,data={shared / 'data'}")["mlm"].data.skip_words
+    _, skipped = trained(f"scale=small,data={shared / 'data'}")["plain"].data.skip_words
     novels = str(shared / "data" / "litbank_novels" / "litbank_novels.tar.xz")
     whole, rest = (letters(" ".join(sources.documents(novels, skip_words=words))) for words in ((), (skipped,)))
     found = conll.read(shared / "data" / "litbank_coref").documents

@@ -4,8 +4,8 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.settings.config_files import OneOf
 
 
-def get_config(*, arm: OneOf("ag", "mlm", "asa") = "ag"):
-    """`arm`: mlm, ag (guided) or asa (with an adversary)."""
+def get_config(*, arm: OneOf("ag", "plain", "asa") = "ag"):
+    """`arm`: plain, ag (guided) or asa (with an adversary)."""
     config = pretraining_config.default_config()
     config.title = "Goldens"
     config.seed = 3
@@ -28,6 +28,6 @@ def get_config(*, arm: OneOf("ag", "mlm", "asa") = "ag"):
         config.guidance.update(mode="loss", fraction=1.0, alpha=1.0)
     if arm == "asa":
         config.adversarial.method = "asa"
-    config.comparison.update(arms="mlm,ag", seeds=(3,))
+    config.comparison.update(arms="plain,ag", seeds=(3,))
     config.inspection.sentence = "The union is strong."
     return config

@@ -34,8 +34,8 @@ from ag_jax.settings import schema
 from ag_jax.settings.config_files import OneOf
 from ag_jax.pretraining import config as pretraining_config
 
-def get_config(*, arm: OneOf("mlm", "ag") = "mlm"):
-    """arm: mlm or ag."""
+def get_config(*, arm: OneOf("plain", "ag") = "plain"):
+    """arm: plain or ag."""
     config = pretraining_config.default_config()
     config.update_from_flattened_dict({settings!r})
     if arm == "ag":
@@ -46,7 +46,7 @@ def get_config(*, arm: OneOf("mlm", "ag") = "mlm"):
 
 
 def config_file(path: pathlib.Path, grids: dict, **settings) -> str:
-    """Write a config file with the arms `mlm` and `ag` and these grids; return its path."""
+    """Write a config file with the arms `plain` and `ag` and these grids; return its path."""
     path.write_text(CONFIG.format(grids=grids, settings=TINY | settings))
     return str(path)
 

@@ -36,7 +36,7 @@ def on_hosts(monkeypatch, tmp_path, one_device):
     fakes = FakeHosts(monkeypatch, HOSTS)
 
     def search(overrides, *values):
-        source = config_file(tmp_path / "config.py", {"mlm": rates(*values)})
+        source = config_file(tmp_path / "config.py", {"plain": rates(*values)})
         found = fakes.run(
             lambda host: search_run.search(config_files.load(source, overrides), epath.Path(tmp_path / str(host)))
         )
@@ -51,18 +51,18 @@ def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_
     assert calls == [[("lr0.75-seed0", 4), ("lr0.1-seed0", 4), ("lr0.1-seed0", None)]] * HOSTS
     assert found == [epath.Path(tmp_path / str(host) / "report.md") for host in range(HOSTS)]
     numbers = json.loads((tmp_path / "0" / "search.json").read_text())
-    statuses = {name: of["status"] for name, of in numbers["arms"]["mlm"]["points"].items()}
+    statuses = {name: of["status"] for name, of in numbers["arms"]["plain"]["points"].items()}
     assert statuses == {"lr0.1": "done", "lr0.75": "failed"}
     written = {str(path.relative_to(tmp_path / "0")) for path in (tmp_path / "0").rglob("*.*") if path.is_file()}
     assert written == {
         *("calls.txt", "best.json", "report.md", "search.json"),
-        *(f"mlm/lr0.1-seed0/{name}.json" for name in ("config", "result-4", "result")),
-        *(f"mlm/lr0.75-seed0/{name}.json" for name in ("config", "result-4")),
+        *(f"plain/lr0.1-seed0/{name}.json" for name in ("config", "result-4", "result")),
+        *(f"plain/lr0.75-seed0/{name}.json" for name in ("config", "result-4")),
     }
     assert not [host for host in range(1, HOSTS) if (tmp_path / str(host)).exists()], "only host 0 writes"
 
 
 def test_a_search_whose_points_all_failed_fails_on_all_hosts(on_hosts, tmp_path):
     found, _ = on_hosts({}, studies.DIVERGES)
-    assert all(isinstance(error, ValueError) and "mlm/lr0.75" in str(error) for error in found)
+    assert all(isinstance(error, ValueError) and "plain/lr0.75" in str(error) for error in found)
     assert (tmp_path / "0" / "report.md").exists()
