@@ -60,7 +60,7 @@ class MaskingConfig:
     evaluation_rate: share of the tokens that are chosen in evaluations; None takes `rate`.
     mask_fraction: share of the chosen tokens that are replaced by the mask token; the others are replaced by a random
         token (`random_fraction`) or left unchanged.
-    random_fraction: share of the chosen tokens that are replaced by a random token.
+    random_fraction: share of the chosen tokens that are replaced by a random token of the tokenizer.
     count: `fixed` chooses floor(rate * n + u) of the n maskable tokens of a sequence without replacement (fairseq);
         `bernoulli` chooses each with probability `rate` (the attention guidance code).
     static_copies: number of masks of each sequence, used in turn (RoBERTa, section 4.1, has 10); None draws a new mask
