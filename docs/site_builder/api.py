@@ -87,8 +87,7 @@ PUBLIC = (
     ),
     (
         "Config files",
-        "A config file has a function `get_config` that returns a config. [Settings](../settings.md) explains "
-        "them.",
+        "A config file has a function `get_config` that returns a config. [Settings](../settings.md) explains them.",
         "ag_jax.settings.config_files",
         ("load", "read", "Config", "OneOf", "ListOf"),
     ),
