@@ -32,6 +32,7 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.pretraining import translate as translating
 from ag_jax.pretraining.open_run import OpenRun
 from ag_jax.pretraining.workloads import reference_model
+from ag_jax.settings import imported, schema
 
 WITH_LOGITS = ("classification", "regression", "tagging", "span", "span_or_none")  # kinds of heads, see `Model.apply`
 
@@ -49,12 +50,14 @@ class Outputs(NamedTuple):
     logits: jax.Array | None
 
 
-def load(source: str | os.PathLike, *, step: int | None = None) -> "Model":
+def load(source: str | os.PathLike, *, step: int | None = None, trust_code: bool = False) -> "Model":
     """Open a run, a fine-tuned model, or a Hugging Face model.
 
     source: directory of a run, of a trial with saved weights, of a suite or a comparison, of which the best model is
         opened, or of a Hugging Face model; or a name on the Hugging Face hub, with an optional @REVISION.
     step: step of a run's checkpoint, the newest by default.
+    trust_code: import the custom patterns that the run's files name, which executes their modules; otherwise pages and
+        figures do not show the targets of these patterns.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
@@ -63,7 +66,10 @@ def load(source: str | os.PathLike, *, step: int | None = None) -> "Model":
         directory = storage.directory(best.resolve(path))
     else:
         directory = epath.Path(directories.find(path))
-    return Model(directory, opening.open_model(directory, step), step)
+    opened = opening.open_model(directory, step)
+    if trust_code and isinstance(opened, OpenRun):
+        imported.allow(schema.flat(schema.to_dict(opened.config)))
+    return Model(directory, opened, step)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -301,7 +307,7 @@ def translate(
     model: a model that translates, or its directory.
     options: `beams`, the number of beams of the search, and `alternatives`, the number of translations of each text.
     """
-    return opened(model).translate(texts, **options)
+    return as_model(model).translate(texts, **options)
 
 
 def directory_of(model: "Model | str | os.PathLike") -> str:
@@ -309,6 +315,6 @@ def directory_of(model: "Model | str | os.PathLike") -> str:
     return os.fspath(model.directory if isinstance(model, Model) else model)
 
 
-def opened(model: "Model | str | os.PathLike") -> Model:
+def as_model(model: "Model | str | os.PathLike") -> Model:
     """Return a model, which may be given by its directory or its name on the hub."""
     return model if isinstance(model, Model) else load(model)

@@ -48,9 +48,12 @@ class Run:
         """The metrics during training, a dict for each logged step; `pandas.DataFrame(run.metrics)` is a table."""
         return read_metrics(self.workdir)
 
-    def evaluate(self) -> dict[str, Any]:
-        """Return the metrics on all held-out text, as `ag-jax evaluate` prints them."""
-        return training_run.evaluate(self.workdir)
+    def evaluate(self, *, trust_code: bool = False) -> dict[str, Any]:
+        """Return the metrics on all held-out text, as `ag-jax evaluate` prints them.
+
+        trust_code: import the custom patterns that the run's files name; otherwise their metrics are left out.
+        """
+        return training_run.evaluate(self.workdir, trust_code=trust_code)
 
     def __repr__(self) -> str:
         return f"<ag_jax.Run {self.workdir}\n {_in_words(self.summary)}>"

@@ -56,9 +56,10 @@ class Probes:
     def heads(self) -> list[dict[str, Any]]:
         """The right and the total answers of every head, a dict for each head, kind of query and part of the data."""
         text = (self.workdir / comparison.SCORES).read_text()
-        numbers = ("seed", "layer", "head", "guided", "right", "total")
+        # A head that ties shares one answer among the words, so that `right` need not be whole.
+        kinds = {"right": float, **dict.fromkeys(("seed", "layer", "head", "guided", "total"), int)}
         rows = csv.DictReader(io.StringIO(text))
-        return [{name: int(value) if name in numbers else value for name, value in row.items()} for row in rows]
+        return [{name: kinds.get(name, str)(value) for name, value in row.items()} for row in rows]
 
     def __repr__(self) -> str:
         lines = [f" {row['probe']}, {row['mode']}: {row['model']} {row['score']:.3f}" for row in self.table]

@@ -101,6 +101,11 @@ def deferred() -> Iterator[None]:
             _state.received = None
 
 
+def is_guarded() -> bool:
+    """Return whether this process runs a command line's main function in `guard`, not a notebook or another program."""
+    return _state.guarded
+
+
 def guard(command: Callable[[], int]) -> int:
     """Run `command`, a command line's main function, and return the exit status.
 

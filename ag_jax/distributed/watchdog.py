@@ -27,10 +27,10 @@ class Watchdog:
     Progress is a step whose result is ready (`follow`), or a call of `beat` by the loop.
 
     seconds: time without progress after which the run ends; None means never.
-    end: ends the process; it gets the exit status.
+    end: ends the process; it gets the exit status. None only prints the stacks.
     """
 
-    def __init__(self, seconds: float | None, end: Callable[[int], None] = hosts.leave_at_once):
+    def __init__(self, seconds: float | None, end: Callable[[int], None] | None = hosts.leave_at_once):
         self._seconds, self._end = seconds, end
         self._lock, self._done = threading.Lock(), threading.Event()
         self._underway: deque[tuple[int, jax.Array]] = deque()
@@ -97,10 +97,11 @@ class Watchdog:
         print(
             f"watchdog: host {hosts.index()} made no progress for {silent:.0f} seconds "
             f"(step_timeout={self._seconds:g}); the last step that was done is {self._step}, it waits for: {doing}. "
-            "The stacks of all threads follow, then the program ends. "
+            f"The stacks of all threads follow{', then the program ends' if self._end else ''}. "
             "Its checkpoints are complete: run the same command again to resume",
             file=sys.stderr,
             flush=True,
         )
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        self._end(interruption.AGAIN)
+        if self._end:
+            self._end(interruption.AGAIN)

@@ -16,7 +16,7 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run_directory
-from ag_jax.settings import imported, schema
+from ag_jax.settings import schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,20 +68,15 @@ def _is_of_task(directory: epath.Path) -> bool:
     return directory.name in suite_directory.read_settings(directory.parent / "config.json")["tasks"]
 
 
-def open_for_inspection(directory: epath.PathLike, step: int | None = None, trust_code: bool = False) -> Inspected:
+def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> Inspected:
     """Open the model of a directory, or the best of its models if it holds several, to inspect its attention.
 
     step: step of a run's checkpoint, the newest by default.
-    trust_code: whether custom patterns that its files name may be imported, which executes their modules; otherwise
-        their targets are not shown.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
     best = find(directory)
     opened = with_attack(opening.open_for_inspection(directory if best is None else best.directory, step))
-    if trust_code:
-        for assignment in (opened.assignment, opened.decoder_assignment, opened.cross_assignment):
-            imported.allow({"heads": ",".join(assignment.names)})
     if best is None:
         return opened
     return dataclasses.replace(opened, description=f"{opened.description} ({best.reason})")

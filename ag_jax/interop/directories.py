@@ -90,7 +90,7 @@ def find(path: epath.PathLike) -> pathlib.Path:
     name, mark, revision = path.partition("@")
     if directory.exists() or path.startswith(("/", ".", "~")) or name.count("/") > 1 or (mark and not revision):
         raise ValueError(
-            f"--from={path} is no directory: give one with config.json and {tensors.WHOLE}, or a name on the hub "
+            f"{path} is no directory: give one with config.json and {tensors.WHOLE}, or a name on the hub "
             "(NAME, OWNER/NAME or OWNER/NAME@REVISION)"
         )
     import huggingface_hub  # slow
@@ -106,7 +106,7 @@ def find(path: epath.PathLike) -> pathlib.Path:
     except Exception as error:  # exceptions of huggingface_hub, and of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ValueError(
-            f"--from={path} is no directory here, and the Hugging Face hub did not give it "
+            f"{path} is no directory here, and the Hugging Face hub did not give it "
             f"({type(error).__name__}: {reason}); check the name and the network"
         ) from error
     if is_pickled:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, interruption
 from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
@@ -53,7 +53,9 @@ def train(
     """
     config, program = trainee.config, trainee.program
     pause = config.steps if until is None else min(until, config.steps)
-    with Watchdog(config.step_timeout) as watchdog:
+    # The process of a notebook is not ours to end.
+    end_process = hosts.leave_at_once if interruption.is_guarded() or hosts.count() > 1 else None
+    with Watchdog(config.step_timeout, end_process) as watchdog:
         checkpoints = Checkpoints(
             workdir / "checkpoints",
             keep_last=config.keep_last,

@@ -3,21 +3,40 @@
 # Heading, sentence, module, and names; without names, only the module's docstring is shown.
 PUBLIC = (
     (
-        "Trained models as functions",
-        "[Using a trained model in Python](../pipelines.md) has examples.",
-        "ag_jax.api.pipelines",
-        ("fill_mask", "embed", "classify", "choose", "tag", "answer", "translate", "Guess"),
+        "Functions",
+        "[Python](../python.md) has five scripts.",
+        "ag_jax",
+        ("load", "pretrain", "compare", "finetune", "probe", "translate", "SettingsError"),
     ),
+    ("Models", "", "ag_jax.api.model", ("Model", "Outputs")),
+    ("Attention", "", "ag_jax.api.attention", ("Attention",)),
     (
-        "Runs",
-        "[Run directories](../runs.md) explains what they hold.",
+        "Heads as functions",
+        "[Predictions](../predictions.md) has examples. Each is a property of `Model`.",
+        "ag_jax.api.pipelines",
+        (),
+    ),
+    ("", "", "ag_jax.api.pipelines.words", ("FillMask",)),
+    ("", "", "ag_jax.api.pipelines.vectors", ("Embed",)),
+    ("", "", "ag_jax.api.pipelines.classes", ("Classify",)),
+    ("", "", "ag_jax.api.pipelines.tags", ("Tag",)),
+    ("", "", "ag_jax.api.pipelines.choices", ("Choose",)),
+    ("", "", "ag_jax.api.pipelines.answers", ("Answer",)),
+    ("", "", "ag_jax.api.pipelines.translations", ("Translate",)),
+    ("", "", "ag_jax.api.pipelines.guesses", ("Guess",)),
+    ("Results", "", "ag_jax.api.pretraining", ("Run", "Comparison")),
+    ("", "", "ag_jax.api.finetuning", ("Suite",)),
+    ("", "", "ag_jax.api.probing", ("Probes",)),
+    (
+        "Runs of pre-training",
+        "What `ag_jax.pretrain` and `Run.evaluate` call. [Run directories](../runs.md) explains what they hold.",
         "ag_jax.pretraining.run",
         ("train", "evaluate"),
     ),
     ("Trained runs", "The model of a run at a checkpoint.", "ag_jax.pretraining.open_run", ("open_run", "OpenRun")),
     (
         "Models to look into",
-        "A run, a trial, a Hugging Face directory, or the best model of a comparison or a suite.",
+        "What `Model.attention` looks into.",
         "ag_jax.finetuning.best",
         ("open_for_inspection",),
     ),
@@ -107,7 +126,8 @@ def page() -> str:
     """Return the page: a heading, a sentence and autodoc's directives for each module."""
     parts = [
         "# Python API",
-        "This page has what the documentation uses. Names of arrays end with their axes "
+        "The names of `import ag_jax` come first, then what config files, custom patterns, attacks and probes use. Names "
+        "of arrays end with their axes "
         "([terms](../terms.md)): `weights_NHQK` has the axes layer, head, query and key.",
     ]
     for heading, text, module, names in PUBLIC:

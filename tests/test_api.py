@@ -1,0 +1,293 @@
+"""The functions of `import ag_jax`: data in memory, resumption, interruption, and models as arrays and functions."""
+
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+import pytest
+from etils import epath
+
+import ag_jax
+from ag_jax.analysis import maps
+from ag_jax.api import texts
+from ag_jax.finetuning.task_training import make_head
+from ag_jax.interop import exporting, finetuned
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.pretraining.open_run import open_run
+from ag_jax.training.metrics import CLOCK_FIELDS
+from tests import tiny
+from tests.finetuning import tasks
+
+SMALL = {
+    **{"model.layers": 2, "model.heads": 4, "model.width": 16, "model.max_length": 64},
+    **{"data.sequence_length": 64, "data.tokenizer.vocabulary_size": 270, "data.masking.count": "fixed"},
+    **{"training.batch_size": 8, "training.steps": 8, "training.log_every": 2, "training.evaluate_every": 4},
+    **{"training.checkpoint_every": 4, "optimizer.warmup_steps": 2, "guidance.fraction": 0.75},
+}
+TEXTS = [f"We will rebuild road {number}. The union is strong." for number in range(150)]
+pretrain = functools.partial(ag_jax.pretrain, "quickstart:arm=ag", settings=SMALL)
+
+
+def without_clock(rows):
+    return [{name: value for name, value in row.items() if name not in CLOCK_FIELDS} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on texts of a generator."""
+    shown = []
+    made = pretrain(workdir=tmp_path_factory.mktemp("api") / "run", texts=iter(TEXTS), progress=shown.append)
+    assert [row["step"] for row in shown] == [2, 4, 6, 8]
+    return made
+
+
+def test_the_import_is_fast_and_complete():
+    code = "import ag_jax, sys; print([n for n in ('jax', 'numpy', 'etils') if n in sys.modules]); print(dir(ag_jax))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, names = done.stdout.splitlines()
+    assert loaded == "[]" and all(name in names for name in ag_jax.__all__)
+    assert all(getattr(ag_jax, name).__doc__ for name in ag_jax.__all__ if name not in ("Config", "Settings", "Texts"))
+    with pytest.raises(AttributeError, match="trian"):
+        _ = ag_jax.trian
+
+
+def test_texts_of_a_generator_are_stored_and_the_same_call_resumes(run):
+    (file,) = (run.workdir / "data").iterdir()
+    assert [json.loads(line)["text"] for line in file.read_text().splitlines()] == TEXTS
+    before = (run.workdir / "metrics.jsonl").read_bytes()
+    for again in (None, TEXTS, {"text": TEXTS}, pandas.DataFrame({"n": range(len(TEXTS)), "text": TEXTS})):
+        resumed = pretrain(workdir=run.workdir, texts=again)
+        assert resumed.summary == run.summary and run.summary["steps"] == 8
+    assert (run.workdir / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(ValueError, match="began with other train data"):
+        pretrain(workdir=run.workdir, texts=TEXTS[::-1])
+    assert [*(run.workdir / "data").iterdir()] == [file], "the other texts are not stored"
+    assert {"step", "mlm_loss", "validation_loss"} & set(run.metrics[0]) and len(repr(run)) < 500
+    assert run.evaluate()["mlm_loss"] == pytest.approx(run.summary["validation_loss"], rel=1e-5)
+
+
+def test_other_texts_take_the_place_of_those_of_a_call_that_failed(tmp_path):
+    with pytest.raises(ValueError, match="no text|at least"):
+        pretrain(workdir=tmp_path / "run", texts=[" "])
+    kept = texts.source(TEXTS, tmp_path / "run", "train", ("text",))
+    assert [str(path) for path in (tmp_path / "run" / "data").iterdir()] == [kept]
+
+
+def test_an_interrupted_cell_saves_and_goes_on_with_equal_numbers(run, tmp_path):
+    """The second call is in a thread, where Python allows no signal handlers."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt, match="step [4-7] of 8.*ag_jax.pretrain"):
+        pretrain(
+            workdir=tmp_path / "run",
+            texts=TEXTS,
+            progress=lambda row: os.kill(os.getpid(), signal.SIGINT) if row["step"] == 4 else None,
+        )
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    done = []
+    thread = threading.Thread(target=lambda: done.append(pretrain(workdir=tmp_path / "run", progress=False)))
+    thread.start()
+    thread.join()
+    assert without_clock(done[0].metrics) == without_clock(run.metrics)
+    again = jax.tree.leaves(done[0].model.params)
+    assert all(map(np.array_equal, again, jax.tree.leaves(run.model.params)))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (["a", None], "row 1 of train"),
+        ([{"text": "a"}, {"text": None}], "row 1 of train.*'text'"),
+        (pandas.DataFrame({"text": ["a", "b", float("nan")]}), "row 2 of train.*'text'"),
+        (pandas.DataFrame({"text": pandas.array(["a", pandas.NA], dtype="string")}), "row 1 of train.*'text'"),
+        ({"text": ["a"], "label": [1, 2]}, "1, 2"),
+        ({"text": "a text"}, "list"),
+        ({"words": ["a"]}, "row 0 of train.*'text'.*'words'"),
+        ([], "at least one row"),
+        (["a", 5], "row 1 of train.*int"),
+    ],
+)
+def test_data_that_cannot_be_used_name_the_row(data, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        texts.source(data, tmp_path, "train", ("text",))
+    assert not [*(tmp_path / "data").iterdir()], "nothing is stored"
+
+
+@pytest.mark.parametrize("form", ["records", "columns", "frame", "generator"])
+def test_records_are_the_same_file_in_every_form(form, tmp_path):
+    """Labels keep their type, and columns that are not used may hold anything."""
+    records = [{"text": "a", "label": 1, "when": None}, {"text": "b", "label": 0, "when": None}]
+    frame = pandas.DataFrame(records)
+    data = {
+        "records": records,
+        "columns": {name: list(frame[name]) for name in frame},
+        "frame": frame,
+        "generator": (dict(record) for record in records),
+    }[form]
+    path = texts.source(data, tmp_path, "train", ("text", "label"))
+    assert epath.Path(path).read_text() == '{"label": 1, "text": "a"}\n{"label": 0, "text": "b"}\n'
+    assert (
+        texts.source(None, tmp_path, "train", ("text",)) == path and texts.source("a.csv", "", "train", ()) == "a.csv"
+    )
+    without_labels = texts.source(["a"], tmp_path, "test", ("text", "label"), optional=("label",))
+    assert epath.Path(without_labels).read_text() == '{"text": "a"}\n'
+
+
+def test_wrong_settings(tmp_path):
+    for config, settings, said in (
+        ("quickstart:arm=xx", {}, "arm"),
+        ("nowhere", {}, "nowhere"),
+        ("quickstart", {"training.stps": 1}, "training.steps"),
+        ("quickstart", {"training.steps": "8"}, "training.steps"),
+        ("finetune/own:checkpoint=x,train=y.csv", {}, "finetune"),
+    ):
+        with pytest.raises(ag_jax.SettingsError, match=said):
+            ag_jax.pretrain(config, workdir=tmp_path / "run", texts=TEXTS, settings=settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_dict_is_a_config(run):
+    from ag_jax.settings import config_files
+
+    config = config_files.read("quickstart:arm=ag")
+    again = ag_jax.pretrain(config, workdir=run.workdir, settings=SMALL)
+    assert again.summary == run.summary
+
+
+def test_attention_is_that_of_the_maps_and_its_words_are_those_of_the_text(run, tmp_path):
+    text = "We will  rebuild roads, strongly!"
+    attention = run.model.attention(text)
+    opened = open_run(run.workdir)
+    expected = maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, 64)
+    np.testing.assert_array_equal(attention.weights, expected.weights_NHQK)
+    layers, heads, queries, keys = attention.weights.shape
+    assert (layers, heads) == (2, 4) and queries == keys == len(attention.tokens)
+    np.testing.assert_allclose(attention.weights.sum(-1), 1, atol=1e-5)
+    decoded = [opened.tokenizer.decode(expected.ids_L[first:end]).strip() for _, first, end in attention.words]
+    shown = [word for word, _, _ in attention.words]
+    assert shown == text.split()[: len(shown)] and decoded[:-1] == shown[:-1] and shown[-1].startswith(decoded[-1])
+    ends = [1, *(end for _, _, end in attention.words)]
+    assert [first for _, first, _ in attention.words] == ends[:-1] and ends[-1] == keys - 1
+    assert attention.decoder is None and attention.save(tmp_path / "page.html").exists()
+    assert "<iframe" in attention._repr_html_() and len(repr(attention)) < 500
+
+
+def test_apply_is_the_model_itself(run):
+    """Its logits and hidden states are those of the module, and dropout depends on the key alone."""
+    model = run.model
+    mask = model.tokenizer.specials.mask
+    batch = model.batch(["We will <mask> roads.", "The union is strong, and so are all of its roads."])
+    ids = model.tokenizer.encode("We will roads.")
+    batch["tokens"][0] = model.tokenizer.specials.pad
+    row = [model.tokenizer.specials.begin, *ids[:2], mask, *ids[2:], model.tokenizer.specials.end]
+    batch["tokens"][0, : len(row)] = row
+    batch["segment_ids"][0] = np.arange(batch["tokens"].shape[1]) < len(row)
+    apply = jax.jit(model.apply)
+    outputs = apply(model.params, batch)
+    opened = open_run(run.workdir)
+    at_mask = {"masked_positions": np.array([[3], [3]])}
+    expected = tiny.apply(opened.model, opened.params, batch | at_mask)
+    size = model.tokenizer.vocabulary_size
+    np.testing.assert_allclose(outputs.logits[:, 3], expected.words_BMV[:, 0, :size], atol=1e-5)
+    np.testing.assert_allclose(outputs.hidden, expected.encoded_BLD, atol=1e-5)
+
+    def loss(params, key):
+        return jnp.mean(model.apply(params, batch, train=True, key=key).logits ** 2)
+
+    first, again, other = (jax.jit(loss)(model.params, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert first == again and first != other
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(model.params, jax.random.key(0)))
+    assert all(np.isfinite(leaf).all() for leaf in gradients) and any(np.abs(leaf).max() > 0 for leaf in gradients)
+    with pytest.raises(ValueError, match="key"):
+        model.apply(model.params, batch, train=True)
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "span"])
+def test_apply_has_the_logits_of_a_fine_tuned_model(kind, tmp_path):
+    config, tokenizer = tasks.pretrained().config, tasks.TOKENIZER
+    head = make_head(tasks.task(kind), "roberta", 24)
+    params = tiny.params(head.model(config), tiny.task_batch(kind))
+    finetuned.save(FineTuned(head, config, tokenizer, params), epath.Path(tmp_path / "weights"))
+    model = ag_jax.load(tmp_path)
+    pairs = [("we build roads", "good union"), ("we", "bad")]
+    batch = model.batch(pairs)
+    weights = {"span_weights": (batch["segment_ids"] > 0).astype(np.float32)}
+    outputs = model.apply(model.params, batch)
+    np.testing.assert_allclose(outputs.logits, tiny.apply(head.model(config), params, batch | weights), atol=1e-5)
+    assert outputs.hidden.shape == (*batch["tokens"].shape, config.width)
+    if kind == "classification":
+        np.testing.assert_allclose(outputs.logits, model.classify.logits(pairs), atol=1e-5)
+        exporting.convert(epath.Path(tmp_path), None, str(tmp_path / "hf"))
+        theirs = ag_jax.load(tmp_path / "hf")
+        np.testing.assert_allclose(theirs.apply(theirs.params, batch).logits, outputs.logits, atol=1e-5)
+
+
+def test_finetune_on_a_data_frame(run, tmp_path):
+    """Predictions have the type of the labels, also after the model is opened again."""
+    rows = [(f"{word} road {number}", 5 if word == "good" else -1) for number in range(20) for word in ("good", "bad")]
+    frame = pandas.DataFrame(rows, columns=["review", "stars"])
+    finetune = functools.partial(
+        *(ag_jax.finetune, run.model, frame),
+        **{"workdir": tmp_path / "suite", "text": "review", "label": "stars", "config": "finetune/own:scale=small"},
+        **{"settings": {"tasks.own.epochs": 2}, "test": frame[["review"]].iloc[:3], "progress": False},
+    )
+    suite = finetune()
+    again = finetune()
+    assert again.scores == suite.scores and {row["split"] for row in suite.scores} == {"validation"}
+    assert suite.best.labels == [-1, 5] and {type(label) for label in suite.best.labels} == {int}
+    said = ag_jax.load(suite.workdir).predict([*frame["review"].iloc[:3]])
+    assert [row["prediction"] for row in suite.predictions["test"]] == said and {*said} <= {-1, 5}
+    np.testing.assert_allclose(suite.best.predict_proba(["good road 1"]).sum(-1), 1)
+    assert len(repr(suite)) < 500 and "<table>" in suite._repr_html_()
+    with pytest.raises(ValueError, match="other train data"):
+        ag_jax.finetune(
+            run.model, frame.iloc[::-1], workdir=tmp_path / "suite", text="review", label="stars", progress=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"), [(1, "classification"), (True, "classification"), (0.5, "regression"), (["O"], "tagging")]
+)
+def test_labels_decide_the_kind_of_task(label, kind, tmp_path):
+    from ag_jax.api import finetuning
+
+    path = texts.source([{"text": "a", "label": label}], tmp_path, "train", ("text", "label"))
+    assert finetuning._kind(path, "label") == kind
+
+
+def test_compare_arms_over_seeds(tmp_path):
+    comparison = ag_jax.compare(
+        "quickstart",
+        workdir=tmp_path / "comparison",
+        arms=["plain", "ag"],
+        seeds=(0, 1),
+        texts=TEXTS,
+        settings=SMALL,
+        progress=False,
+    )
+    assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1))}
+    losses = {(row["arm"], row["seed"]): row["validation_loss"] for row in comparison.table}
+    assert losses == {key: one.summary["validation_loss"] for key, one in comparison.runs.items()}
+    of_arm = comparison.numbers["arms"]["ag"]["values"]["validation_loss"]
+    assert of_arm == [losses["ag", 0], losses["ag", 1]] and comparison.report.exists()
+    assert ag_jax.load(comparison.workdir).directory.name in {f"{arm}-seed{seed}" for arm, seed in losses}
+    assert len(repr(comparison)) < 500 and "<table>" in comparison._repr_html_()
+    with pytest.raises(ag_jax.SettingsError, match="ag_jax.finetune"):
+        ag_jax.compare("finetune/own:checkpoint=x,train=y.csv", workdir=tmp_path / "other")
+
+
+def test_probe_a_model(run, tmp_path):
+    probes = ag_jax.probe(run.model, workdir=tmp_path / "probes", settings={"resamples": 100})
+    models = {row["model"] for row in probes.table}
+    assert models == {"model", "random"} and all(
+        0 <= row["low"] <= row["score"] <= row["high"] <= 1 for row in probes.table
+    )
+    assert {row["layer"] for row in probes.heads} == {1, 2} and probes.report.exists() and len(repr(probes)) < 500
