@@ -74,8 +74,8 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     if different:
         raise ValueError(
             f"{setting} is a run of another config:\n" + "\n".join(different) + "\n"
-            "A branch may have another training.steps, optimizer.warmup_steps, decay, decay_steps and final_share: set the "
-            "others as there"
+            "A branch may have another training.steps and another optimizer.warmup_steps, decay, decay_steps and "
+            "final_share: set the others as there"
         )
 
 

@@ -307,7 +307,7 @@ def overlay(kind: type, values: Mapping[str, Any], changes: Mapping[str, Any]) -
 
     Settings that are field references to one of these (see `unresolved`) are computed from its new value.
 
-    Raises ValueError for a setting that there is not, with the nearest name, and for a value that its annotation forbids.
+    Raises ValueError for a setting that does not exist, with the nearest name, and for a value that is not allowed.
     """
     check_names(values, changes)
     result = copy.deepcopy(dict(values))  # its references refer to settings of the copy
