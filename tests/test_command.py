@@ -182,7 +182,7 @@ def test_the_tokenizer_is_trained(text, tmp_path, capsys):
         (["--config.training.milestones=0.5,nan"], 2, "training.milestones"),
         (["--config.model.heads=5"], 2, "model.heads"),
         (["--config.guidance.fraction=0.3"], 2, "guidance.fraction"),
-        (["--config.data.sequence_length=65"], 2, "65"),
+        (["--config.model.max_length=15"], 2, "max_length=15"),
         (["--config.data.source=/not/there.txt"], 1, "/not/there.txt"),
         (["--config.training.batch_size=4000"], 1, "4000"),
         (["--config.mesh.tensor=3"], 1, "tensor=3"),

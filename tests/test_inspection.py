@@ -154,7 +154,7 @@ def inspect(place, capsys, **given):
     status = cli.run_safely(request("inspect", place, **given))
     said, warned = capsys.readouterr()
     assert status == 0, warned
-    paths = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
+    paths = [epath.Path(line.removeprefix("drawn: file://")) for line in said.splitlines() if line.startswith("drawn: ")]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     return said, warned, paths
 
@@ -476,7 +476,7 @@ def views_of(path):
 def page(place, path, capsys, **more):
     """Write a page of `inspect`; return its views."""
     said, *_ = inspect(place, capsys, html=str(path), **more)
-    assert said.endswith(f": {path}\n") and "attention mass on the patterns" in said
+    assert said.endswith(f": {storage.link(path)}\n") and "attention mass on the patterns" in said
     return views_of(path)
 
 

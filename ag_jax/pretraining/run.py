@@ -134,15 +134,14 @@ def _what_runs(config: ExperimentConfig, mesh: Mesh, attention: dispatch.Choice)
 
     The reason for the implementation is named where another could be faster: on devices that have a kernel.
     """
-    model, devices = config.model, mesh.devices
-    layers = f"{model.layers} + {config.decoder.layers}" if config.decoder.layers else f"{model.layers}"
-    guided = " with guided attention" if config.guidance.mode != "none" else ""
-    attacked = f", attacked by {config.adversarial.method}" if config.adversarial.method != "none" else ""
+    devices, decoder = mesh.devices, f" + {config.decoder.layers}" if config.decoder.layers else ""
+    guided = " with guidance" if config.guidance.mode != "none" else ""
+    attacked = f", attacked by {config.adversarial.method}," if config.adversarial.method != "none" else ""
     kind = "CPU" if devices.flat[0].platform == "cpu" else devices.flat[0].device_kind
     reason = "" if kind == "CPU" or attention.name == devices.flat[0].platform else f" ({attention.reason})"
     return (
-        f"training {layers} layers of width {model.width}{guided}{attacked} on {devices.size} {kind} "
-        f"device{'s' if devices.size > 1 else ''}; implementation of attention: {attention.name}{reason}"
+        f"training {config.model.layers}{decoder} layers{guided}{attacked} on {devices.size} {kind} "
+        f"device{'s' if devices.size > 1 else ''}; attention: {attention.name}{reason}"
     )
 
 

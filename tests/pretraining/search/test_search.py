@@ -11,7 +11,7 @@ import jax
 import pytest
 from etils import epath
 
-from ag_jax.distributed import lock
+from ag_jax.distributed import lock, storage
 from ag_jax.grid import run as grid
 from ag_jax.grid import store
 from ag_jax.pretraining import config as pretraining_config
@@ -426,7 +426,7 @@ def test_a_killed_search_goes_on(stubbed, source, tmp_path):
     found, calls = read(killed)
     assert found == expected and len(calls) == len(set(calls)) == 6
     assert (killed / "best.json").read_text() == (tmp_path / "made" / "best.json").read_text()
-    assert f"the report is {killed / 'report.md'}" in done.stdout
+    assert f"the report is {storage.link(killed / 'report.md')}" in done.stdout
 
 
 def test_a_process_waits_for_the_others_at_a_rung(stubbed, source, tmp_path, monkeypatch):
