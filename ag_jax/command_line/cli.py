@@ -253,7 +253,10 @@ def _search(verb: Search) -> str | None:
     grids = config.settings.search.grids
     arm = next(arm for arm in (config.arguments.get("arm"), *grids) if arm in grids)
     of_arm = config.with_argument("arm", arm) if "arm" in config.arguments else config
-    best = of_arm.with_overrides(finished.search(workdir, arm, {}))
+    try:
+        best = of_arm.with_overrides(finished.search(workdir, arm, {}))
+    except ValueError:  # no run of this arm has the metric
+        return None
     return _command("train", best, f"--workdir={verb.workdir}-best")
 
 
