@@ -11,6 +11,7 @@ from absl import flags
 
 from ag_jax.command_line import parser
 from ag_jax.distributed import interruption
+from ag_jax.distributed.terminal import Bar
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +40,8 @@ def _run(arguments: Sequence[str]) -> int:
     except (flags.Error, ValueError, OSError) as error:
         print(parser.shortened(f"ag-jax: {error}"), file=sys.stderr)
         return 2
-    from ag_jax.command_line import cli  # with JAX
+    with Bar(f"ag-jax {verb.name}: starting"):
+        from ag_jax.command_line import cli  # with JAX, which takes seconds
 
     return cli.run_safely(verb)
 

@@ -36,7 +36,7 @@ def get_config(*, run: str, arm: OneOf("ag", "plain") = "ag"):
     config.training.update(steps=12_500, batch_size=256, evaluate_every=2_500)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=750, weight_decay=0.01, beta2=0.98, epsilon=1e-6)
     if arm == "ag":
-        length = config.data.sequence_length
-        config.guidance.update(mode="loss", fraction=0.5, alpha=10.0 * length / 512)
+        length = config.data.get_ref("sequence_length").to_float()
+        config.guidance.update(mode="loss", fraction=0.5, alpha=length * 10 / 512)
     config.comparison.arms = "plain,ag"
     return config

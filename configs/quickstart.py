@@ -32,12 +32,14 @@ def get_config(*, arm: OneOf("ag", "plain") = "ag"):
     config.data.sequence_length = 64
     config.data.tokenizer.vocabulary_size = 4096
     config.data.masking.count = "bernoulli"
-    config.model.update(layers=8, heads=6, width=96, max_length=64)
+    config.model.update(layers=8, heads=6, width=96)
+    # A reference, here and in the warm-up: a flag that changes the other setting changes this one, too.
+    config.model.max_length = config.data.get_oneway_ref("sequence_length")
     config.training.update(
         steps=1100, batch_size=32, log_every=10, evaluate_every=550, checkpoint_every=200, milestones=(0.0, 0.1, 1.0)
     )
     # The best of six settings for the arm without guidance (benchmarks/results/quickstart_search.json); both have it.
-    config.optimizer.update(learning_rate=2e-3, warmup_steps=config.training.steps // 5)
+    config.optimizer.update(learning_rate=2e-3, warmup_steps=config.training.get_ref("steps") // 5)
     if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=1.0)
     config.comparison.arms = "plain,ag"

@@ -33,7 +33,8 @@ def get_config(*, arm: OneOf("ag", "plain", "plain_deep", "ag_deep") = "ag"):
     config = config_files.read(f"quickstart:arm={name}")
     if deep:
         config.model.layers = 12
-    grid = {"optimizer": {"learning_rate": (1e-3, 2e-3, 4e-3), "warmup_steps": (0, config.training.steps // 5)}}
+    warmups = (0, config.training.get_ref("steps") // 5)
+    grid = {"optimizer": {"learning_rate": (1e-3, 2e-3, 4e-3), "warmup_steps": warmups}}
     depths = {"model": {"layers": (12, 16)}}
     config.title = "Learning rate, warm-up and depth of the quickstart"
     config.search.grids = {"plain": grid, "ag": grid, "plain_deep": depths, "ag_deep": depths}

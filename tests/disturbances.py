@@ -275,8 +275,8 @@ def is_compiling(case: Case, running: commands.Running) -> bool:
     """Return whether the run is about to be trained, but has not been trained yet."""
     if case.command.name == "suite":
         return "trials start from" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
-    attention = running.stderr.count("attention: ")
-    return attention == (2 if case.command.part else 1) and not checkpoints_begun(case)
+    compiling = running.stderr.count("compiling the step")
+    return compiling == (2 if case.command.part else 1) and not checkpoints_begun(case)
 
 
 def checkpoints_begun(case: Case) -> list[pathlib.Path]:

@@ -571,7 +571,7 @@ BUGS = (
     Bug(
         "a flag for the grid of one arm changes that of the others",
         "ag_jax/settings/schema.py",
-        "result = plain(values)",
+        "result = copy.deepcopy(dict(values))",
         "result = dict(values)",
         "tests/test_schema.py",
     ),

@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -167,11 +169,14 @@ def test_settings_that_may_be_none(text, tmp_path, capsys):
 
 
 def test_the_tokenizer_is_trained(text, tmp_path, capsys):
-    assert main.main(["ag-jax", *command("tokenizer", text, tmp_path / "tokenizer", "--text=the house")]) == 0
-    said = capsys.readouterr().out
-    assert (
-        str(tmp_path / "tokenizer") in said and "the ▁h" in said and (tmp_path / "tokenizer" / "checksum.json").exists()
-    )
+    """The command that is named at the end trains with it."""
+    workdir = tmp_path / "my tokenizer"
+    assert main.main(["ag-jax", *command("tokenizer", text, workdir, "--text=the house")]) == 0
+    said = capsys.readouterr()
+    assert str(workdir) in said.out and "the ▁h" in said.out and (workdir / "checksum.json").exists()
+    verb = parser.parse(shlex.split(re.search("^next: ag-jax (.*)$", said.err, re.M)[1]))
+    assert verb.name == "compare" and verb.config.settings.data.tokenizer.path == str(workdir)
+    assert verb.config.settings.data.source == str(text)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_the_tokenizer_is_trained(text, tmp_path, capsys):
         (["--config.training.milestones=0.5,nan"], 2, "training.milestones"),
         (["--config.model.heads=5"], 2, "model.heads"),
         (["--config.guidance.fraction=0.3"], 2, "guidance.fraction"),
-        (["--config.data.sequence_length=65"], 2, "65"),
+        (["--config.model.max_length=15"], 2, "max_length=15"),
         (["--config.data.source=/not/there.txt"], 1, "/not/there.txt"),
         (["--config.training.batch_size=4000"], 1, "4000"),
         (["--config.mesh.tensor=3"], 1, "tensor=3"),

@@ -118,6 +118,26 @@ def test_a_section_with_two_names_is_changed_under_one(tmp_path):
     assert found.parts == {"first": Part(), "second": Part(count=2)}
 
 
+def test_settings_that_are_computed_from_others(tmp_path):
+    """A flag changes the setting that it names, and those that the file computes from it unless a flag names them."""
+    path = tmp_path / "c.py"
+    computed = """config.parts.first.count = config.other.get_ref("count") * 2
+    config.parts.second = schema.default(Part)
+    config.parts.second.rates = (config.parts.first.get_ref("count") / 10, 0.5)
+    return config"""
+    path.write_text(FILE.replace("return config", computed))
+    config = load(str(path))
+    for count, overrides in ((2, {}), (14, {"other.count": 7}), (3, {"other.count": 7, "parts.first.count": 3})):
+        settings = config.with_overrides(overrides).settings
+        expected = Part(count=count), Part(rates=(count / 10, 0.5)), Part(count=overrides.get("other.count", 1))
+        assert (settings.parts["first"], settings.parts["second"], settings.other) == expected
+    assert config.with_overrides({"other.count": 7}).values == config.values  # those of the file
+    assert config.values["parts"]["second"]["rates"] == [0.2, 0.5]
+    for value in ("x", 1.5, None, 2**31):
+        with pytest.raises(ValueError, match=r": other\.count must be"):
+            _ = config.with_overrides({"other.count": value}).settings
+
+
 def test_settings_of_the_command_line_win(source):
     config = load(f"{source}:title=x", {"parts.first.rates": (0.25, 1.0), "other.count": 7}).settings
     assert config == Whole("x", {"first": Part((0.25, 1.0))}, Part(count=7))

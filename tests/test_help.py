@@ -58,7 +58,7 @@ assert not {"jax", "flax", "optax", "orbax"} & set(sys.modules), "slow to import
 def test_overview_and_verbs(capsys):
     text = said(capsys, "--help")
     names = [*verbs.VERBS, *manual.EXPLAINING]
-    assert all(f"\n  {name} " in text for name in names) and max(map(len, text.splitlines())) <= 120
+    assert all(f"\n  {name} " in text for name in names) and max(map(len, text.splitlines())) <= 80
     assert main.main(["ag-jax"]) == 2 and capsys.readouterr().out == text == said(capsys, "help")
     assert said(capsys, "--version").startswith("ag-jax")
     for name in names:
@@ -72,6 +72,9 @@ def test_configs_and_their_arguments(capsys):
     listed = said(capsys, "configs").splitlines()
     names = [line.strip() for line in listed if re.match("  [^ ]", line)]
     assert sorted(names) == sorted(config_files.packaged()) and max(map(len, listed)) <= 80
+    assert names[:2] == ["quickstart", "quickstart_search"] and names.index("finetune/own") < names.index(
+        "ag/table1_mismatched_pretraining"
+    )
     groups = {line: listed[number + 1].strip() for number, line in enumerate(listed) if line.endswith(":")}
     assert groups.keys() == {"Pre-train:", "Translate:", "Fine-tune:", "Probe:"} and groups["Probe:"] == "probe"
     assert "quickstart" in rejected(capsys, "configs", "quickstart")

@@ -168,11 +168,11 @@ def test_flags_give_values_of_the_type_of_the_setting(path, texts, value):
 
 def test_settings_are_replaced():
     values = schema.to_dict(Typeds(many={"a": Typed(), "b": Typed()}))
-    changed = schema.overlay(values, {"many.a.share": 0.25, "one.steps": (1, 2)})
+    changed = schema.overlay(Typeds, values, {"many.a.share": 0.25, "one.steps": (1, 2)})
     assert parse(Typeds, changed) == Typeds(Typed(steps=(1, 2)), {"a": Typed(share=0.25), "b": Typed()})
     assert parse(Typeds, values) == Typeds(many={"a": Typed(), "b": Typed()})
     with pytest.raises(ValueError, match="'many.a.shaer'.*'many.a.share'"):
-        schema.overlay(values, {"many.a.shaer": 0.25})
+        schema.overlay(Typeds, values, {"many.a.shaer": 0.25})
 
 
 def test_values_that_are_no_json():

@@ -1,14 +1,11 @@
 """What the functions that train have in common: progress and interruption."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from ag_jax.training import progress as training_progress
+from ag_jax.distributed import terminal
+from ag_jax.distributed.terminal import Progress
 from ag_jax.training.stopping import Interrupted
-
-# None shows progress as the command line does, False shows none, and a function gets each row of training metrics.
-Progress = bool | Callable[[Mapping[str, Any]], None] | None
 
 
 @contextlib.contextmanager
@@ -17,7 +14,7 @@ def training(function: str, progress: Progress) -> Iterator[None]:
 
     function: name of the function of `ag_jax` that is called.
     """
-    with training_progress.reported(progress):
+    with terminal.progress(progress):
         try:
             yield
         except Interrupted as stop:

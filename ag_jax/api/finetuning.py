@@ -10,11 +10,12 @@ from typing import Any
 from etils import epath
 
 from ag_jax.api import configs, tables, texts
-from ag_jax.api.calls import Progress, training
+from ag_jax.api.calls import training
 from ag_jax.api.configs import Settings
 from ag_jax.api.model import Model, directory_of, load
 from ag_jax.api.texts import Texts
 from ag_jax.data.json_files import read_json
+from ag_jax.distributed.terminal import Progress
 from ag_jax.finetuning import comparison, contents, trial
 from ag_jax.finetuning.config import FinetuningConfig
 

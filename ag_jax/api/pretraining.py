@@ -10,12 +10,13 @@ from etils import epath
 
 from ag_jax.api import configs, tables
 from ag_jax.api import texts as texts_in_memory
-from ag_jax.api.calls import Progress, training
+from ag_jax.api.calls import training
 from ag_jax.api.configs import Config, Settings
 from ag_jax.api.model import Model, directory_of, load
 from ag_jax.api.texts import Texts
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import read_json
+from ag_jax.distributed.terminal import Progress
 from ag_jax.finetuning import contents
 from ag_jax.pretraining import comparison, report, run_directory, words
 from ag_jax.pretraining import run as training_run

@@ -6,6 +6,7 @@ import json
 import pathlib
 import resource
 import select
+import shlex
 import signal
 import sys
 import traceback
@@ -15,7 +16,7 @@ from typing import IO, Any
 import jax
 from etils import epath
 
-from ag_jax.command_line.parser import shortened
+from ag_jax.command_line.parser import reader_of, shortened
 from ag_jax.command_line.verbs import (
     Compare,
     Evaluate,
@@ -39,12 +40,13 @@ from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
+from ag_jax.pretraining import arms, finished, run, run_directory, scores, translate, words, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run, run_directory, scores, translate, words, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.settings import imported, schema
+from ag_jax.settings.config_files import Config
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.stopping import Interrupted
@@ -103,7 +105,25 @@ def run_verb(verb: Any) -> None:
         imported.trust_all()
     if isinstance(verb, OnHosts):
         _join(verb)
-    RUN_BY[verb.name](verb)
+    following = RUN_BY[verb.name](verb)
+    if following and hosts.is_first():
+        print(f"next: {following}", file=sys.stderr)
+
+
+def _command(verb: str, config: Config | None = None, *flags: str) -> str:
+    """Return a command that a user may run next, to be copied from the terminal.
+
+    config: its config, of whose changed settings it gets those that it reads.
+    """
+    if config is not None:
+        read = {path: value for path, value in config.overrides.items() if reader_of(path) in (None, verb)}
+        return " ".join([arms.command(verb, dataclasses.replace(config, overrides=read)), *map(shlex.quote, flags)])
+    return shlex.join(["ag-jax", verb, *flags])
+
+
+def _in(workdir: str, directory: epath.Path) -> str:
+    """Return the flag --workdir for a directory below one that a user typed."""
+    return f"--workdir={epath.Path(workdir) / directory.relative_to(storage.directory(workdir))}"
 
 
 def _check(verb: Any) -> None:
@@ -150,7 +170,7 @@ def _tell(message: str) -> None:
         print(message)
 
 
-def _train(verb: Train) -> None:
+def _train(verb: Train) -> str:
     config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.RUN)
     words.check_flags(config, verb.config.overrides)
     summary = run.train(config, workdir)
@@ -159,50 +179,76 @@ def _train(verb: Train) -> None:
         f"{summary['validation_loss']:.3f} validation, {summary['average_train_loss']:.3f} average over training; "
         f"everything is in {workdir}"
     )
+    return _command("inspect", None, f"--workdir={verb.workdir}")
 
 
-def _compare(verb: Compare) -> None:
+def _compare(verb: Compare) -> str | None:
     config = verb.config.settings
     kinds = {ExperimentConfig: contents.COMPARISON, FinetuningConfig: contents.SUITES, ProbingConfig: contents.PROBES}
-    workdir = contents.output_directory(verb.workdir, kinds[type(config)])
-    report = _comparison(config).compare(verb.config, workdir, verb.retry)
-    if report is not None:
-        _tell(f"the report is {report}")
+    kind = kinds[type(config)]
+    report = _comparison(config).compare(verb.config, contents.output_directory(verb.workdir, kind), verb.retry)
+    if report is None:
+        return None
+    _tell(f"the report is {storage.link(report)}")
+    if kind != contents.COMPARISON or not hosts.is_first():
+        return None
+    from ag_jax.finetuning import best  # with scikit-learn
+
+    model = best.find(verb.workdir)
+    return _command("inspect", None, _in(verb.workdir, model.directory)) if model else None
 
 
-def _search(verb: Search) -> None:
+def _search(verb: Search) -> str | None:
     from ag_jax.pretraining.search import run as of_points  # with matplotlib and scipy
 
-    report = of_points.search(verb.config, contents.output_directory(verb.workdir, contents.SEARCH), retry=verb.retry)
-    if report is not None:
-        _tell(f"the report is {report}")
+    workdir, config = contents.output_directory(verb.workdir, contents.SEARCH), verb.config
+    report = of_points.search(config, workdir, retry=verb.retry)
+    if report is None:
+        return None
+    _tell(f"the report is {storage.link(report)}")
+    if not hosts.is_first():
+        return None
+    grids = config.settings.search.grids
+    arm = next(arm for arm in (config.arguments.get("arm"), *grids) if arm in grids)
+    of_arm = config.with_argument("arm", arm) if "arm" in config.arguments else config
+    try:
+        best = of_arm.with_overrides(finished.search(workdir, arm, {}))
+    except ValueError:  # no run of this arm has the metric
+        return None
+    return _command("train", best, f"--workdir={verb.workdir}-best")
 
 
-def _finetune(verb: Finetune) -> None:
+def _finetune(verb: Finetune) -> str | None:
     config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.SUITE)
     report = _comparison(config).finetune(verb.config, workdir, verb.retry)
     if report is None:
-        return
-    _tell(f"the report is {report}")
-    if config.keep == "best" and hosts.is_first():
-        from ag_jax.finetuning import best
+        return None
+    _tell(f"the report is {storage.link(report)}")
+    if config.keep != "best" or not hosts.is_first():
+        return None
+    from ag_jax.finetuning import best
 
-        try:
-            best_model = best.find(workdir)
-        except FileNotFoundError as error:  # a sweep with fewer points than before, whose trials have none
-            _tell(str(error))
-            return
-        if best_model is not None:
-            _tell(f"the weights of {best_model.reason}, are in {best_model.directory}")
+    try:
+        model = best.find(workdir)
+    except FileNotFoundError as error:  # a sweep with fewer points than before, whose trials have none
+        _tell(str(error))
+        return None
+    if model is None:
+        return None
+    _tell(f"the weights of {model.reason}, are in {model.directory}")
+    return _command("export", None, _in(verb.workdir, model.directory), f"--to=models/{workdir.name}")
 
 
-def _evaluate(verb: Evaluate) -> None:
+def _evaluate(verb: Evaluate) -> str | None:
     if verb.config is not None:
+        config = verb.config.settings
         workdir = contents.output_directory(verb.workdir, contents.PROBES)
-        report = _comparison(verb.config.settings).evaluate(verb.config, workdir)
-        if report is not None:
-            _tell(f"the report is {report}")
-        return
+        report = _comparison(config).evaluate(verb.config, workdir)
+        if report is None:
+            return None
+        _tell(f"the report is {storage.link(report)}")
+        checkpoint = config.checkpoint_of(config.seeds[0])
+        return _command("inspect", None, f"--workdir={checkpoint}") if checkpoint else None
     workdir, step = _model(verb.workdir), _checkpoint(verb)
     metrics = run.evaluate(workdir, step)
     if tests := scores.score_run(workdir, step):
@@ -215,6 +261,7 @@ def _evaluate(verb: Evaluate) -> None:
             )
     finally:  # also if the file cannot be written; last, because printing fails once the reader of a pipe has ended
         _tell(metrics_text)
+    return _command("inspect", None, f"--workdir={verb.workdir}")
 
 
 def _translate(verb: Translate) -> None:
@@ -248,21 +295,29 @@ def _inspect(verb: Inspect) -> None:
     command.inspect(opened, verb.text, verb.target, verb.without, page, selection)
 
 
-def _tokenizer(verb: Tokenizer) -> None:
+def _tokenizer(verb: Tokenizer) -> str:
     config, workdir = verb.config.settings, contents.output_directory(verb.workdir, contents.TOKENIZER)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     tokenizer.save(workdir)
     sentence = config.inspection.sentence if verb.text is None else verb.text
-    print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
+    print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}")
     print(" ".join(tokenizer.tokens(tokenizer.encode(sentence))))
+    return _training(verb.config.with_overrides({"data.tokenizer.path": verb.workdir}))
 
 
-def _prepare(verb: Prepare) -> None:
+def _prepare(verb: Prepare) -> str:
     config = verb.config.settings
     corpus = pretraining_corpus.prepare_ahead(config.data)
     in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
     facts = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
     print(json.dumps(facts, indent=2))
+    return _training(verb.config)
+
+
+def _training(config: Config) -> str:
+    """Return the command that trains a config, in a directory of its name: all of its arms if it has several."""
+    verb = "compare" if config.settings.comparison.arms and "arm" not in config.texts else "train"
+    return _command(verb, config, f"--workdir=runs/{pathlib.Path(config.source.partition(':')[0]).stem}")
 
 
 def _plan(verb: Plan) -> None:
@@ -275,7 +330,7 @@ def _plan(verb: Plan) -> None:
     print(text.report(estimate, verb.price))
 
 
-def _import(verb: Import) -> None:
+def _import(verb: Import) -> str:
     workdir = storage.directory(verb.workdir)
     model = importing.convert(verb.source, workdir, verb.expect)
     print(f"{model.parameters:,} parameters of {model.family}, in {workdir}")
@@ -285,9 +340,10 @@ def _import(verb: Import) -> None:
         print(f"left out: {name}")
     for note in model.notes:
         print(f"not taken over: {note}")
+    return _command("inspect", None, f"--workdir={verb.workdir}")
 
 
-def _export(verb: Export) -> None:
+def _export(verb: Export) -> str | None:
     if verb.private and verb.push is None:
         raise ValueError("--private is about what --push creates on the Hugging Face hub: give --push=NAME, too")
     stated = Statements(verb.license, tuple(verb.language), tuple(verb.datasets))
@@ -297,13 +353,14 @@ def _export(verb: Export) -> None:
     options = (verb.dtype, stated, verb.encoder)
     if verb.milestones:
         _export_milestones(verb, repository, options)
-        return
+        return None
     written = exporting.convert(_model(verb.workdir), _checkpoint(verb), verb.destination, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {verb.destination}")
     for item in written.not_carried:
         print(f"not carried: {item}")
     if repository is not None:
         print(f"pushed to {repository.push(pathlib.Path(verb.destination).expanduser())}")
+    return shlex.join(["cat", f"{verb.destination}/README.md"])  # how to open it
 
 
 def _export_milestones(verb: Export, repository: hub.Repository | None, options: tuple[str, Statements, str]) -> None:
@@ -333,7 +390,8 @@ def _export_milestones(verb: Export, repository: hub.Repository | None, options:
         print(f"pushed {name} to {address}")
 
 
-RUN_BY: dict[str, Callable[[Any], None]] = {
+# Each returns the command that its users most likely run next; None if there is none.
+RUN_BY: dict[str, Callable[[Any], str | None]] = {
     "train": _train,
     "finetune": _finetune,
     "compare": _compare,

@@ -19,23 +19,23 @@ from ag_jax.settings import config_files, documentation, schema
 from ag_jax.settings.config_files import Config
 from ag_jax.settings.documentation import Setting
 
-_WIDTH = 100
-_NARROW = 80  # columns of the list of configs
+_WIDTH = 80  # columns
+_BY_USE = ("", "finetune", "modern", "babylm")  # folders of configs; others, of papers, follow
 CONFIG = "config file with its arguments, such as {}; `ag-jax configs` lists them"
 SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
-_OVERVIEW = """ag-jax pre-trains, fine-tunes and inspects Transformers whose attention is guided or attacked: encoders,
-and models that translate.
+_OVERVIEW = """ag-jax pre-trains, fine-tunes and inspects Transformers whose attention is
+guided or attacked: encoders, and models that translate.
 
 Usage: ag-jax VERB [--config=CONFIG] [--workdir=DIR] [more flags]
 
 {verbs}
 
-Start with these three:
-  ag-jax compare --config=quickstart --workdir=runs/quickstart    train a small model with and without guidance
-  ag-jax inspect --workdir=runs/quickstart/ag-seed0               draw the attention maps of the guided one
-  ag-jax help compare                                             the flags of a verb, with examples
+Train a small model with and without guidance, and draw attention maps:
+  ag-jax compare --config=quickstart --workdir=runs/quickstart
+  ag-jax inspect --workdir=runs/quickstart/ag-seed0
 
-`ag-jax help quickstart` explains a config file, `ag-jax help guidance.mode` a setting."""
+`ag-jax help compare` explains a verb, `ag-jax help quickstart` a config file,
+and `ag-jax help guidance.mode` a setting."""
 EXPLAINING = {  # verbs that run nothing: {name: (summary, usage, examples)}
     "configs": ("List the config files that come with ag-jax.", "", ("ag-jax configs",)),
     "help": (
@@ -57,8 +57,12 @@ def overview() -> str:
     summaries = {name: summary(verb) for name, verb in VERBS.items()} | {
         name: one[0] for name, one in EXPLAINING.items()
     }
-    width = max(map(len, summaries))
-    return _OVERVIEW.format(verbs="\n".join(f"  {name:{width}}  {text}" for name, text in summaries.items()))
+    indent = " " * (max(map(len, summaries)) + 4)
+    lines = [
+        textwrap.fill(text, _WIDTH, initial_indent=f"  {name}".ljust(len(indent)), subsequent_indent=indent)
+        for name, text in summaries.items()
+    ]
+    return _OVERVIEW.format(verbs="\n".join(lines))
 
 
 def summary(verb: type[Verb]) -> str:
@@ -77,12 +81,16 @@ def version() -> str:
 def configs() -> str:
     """Return the text of `ag-jax configs`: the packaged config files by purpose, with what each is for."""
     groups: dict[str, list[str]] = {"Pre-train": [], "Translate": [], "Fine-tune": [], "Probe": []}
-    for name, path in config_files.packaged().items():
-        first_line = docstring_of(path).partition("\n")[0]
-        text = textwrap.fill(first_line, _NARROW, initial_indent="      ", subsequent_indent="      ")
-        groups[_purpose(path)].append(f"  {name}\n{text}")
+    for name, path in sorted(config_files.packaged().items(), key=lambda item: _by_use(item[0])):
+        groups[_purpose(path)].append(_entry(name, docstring_of(path).partition("\n")[0]))
     lines = [line for group, entries in groups.items() for line in (f"{group}:", *entries, "")]
     return "\n".join([*lines, "`ag-jax help NAME` explains a config and its arguments; --config=NAME uses it."])
+
+
+def _by_use(name: str) -> tuple[int, bool, str]:
+    folder = name.rpartition("/")[0]
+    place = _BY_USE.index(folder) if folder in _BY_USE else len(_BY_USE)
+    return place, not name.startswith("quickstart"), name
 
 
 def _purpose(path: Path) -> str:
@@ -140,9 +148,13 @@ def of_verb(name: str) -> str:
         example = next((one for one in sources if ":" in one), sources[0])  # one that shows arguments, if there is any
         settings_head = "--config.SECTION.KEY=VALUE"
         lines = [_entry("--config=CONFIG", CONFIG.format(example)), _entry(settings_head, SETTING), *lines]
-    parts = [f"ag-jax {name}: {summary(verb)}", f"Usage: ag-jax {name} {usage(verb)}", "\n".join(lines)]
+    parts = [
+        textwrap.fill(f"ag-jax {name}: {summary(verb)}", _WIDTH),
+        f"Usage: ag-jax {name} {usage(verb)}",
+        "\n".join(lines),
+    ]
     if hosts := [text for word, text in entries.items() if word in of_hosts]:
-        parts += ["On several machines, run the same command on each (a TPU pod slice needs none of these flags):"]
+        parts += ["On several machines, run the same command on each (a TPU pod slice needs\nnone of these flags):"]
         parts += ["\n".join(hosts)]
     parts += [_examples(verb.examples)]
     if name in config_files.packaged():

@@ -124,11 +124,10 @@ def _with_overrides(name: str, verb: type[Verb], config: Config, values: dict[st
             f"--config={config.source} is for {KINDS[config.kind][0]}: `ag-jax {name}` needs a config for {kinds}"
         )
     for path in values:
-        readers = [reader for prefix, reader in READ_BY.items() if schema.is_among(path, (prefix,))]
-        if readers and name in _TRAINING and name not in readers:
+        if name in _TRAINING and (reader := reader_of(path)) not in (None, name):
             raise ValueError(
-                f"--config.{path} has no effect here, because only `ag-jax {readers[0]}` reads it: leave it out, or "
-                "use that verb"
+                f"--config.{path} has no effect here, because only `ag-jax {reader}` reads it: leave it out, or use "
+                "that verb"
             )
     overrides = {}
     for path, value in values.items():
@@ -137,6 +136,11 @@ def _with_overrides(name: str, verb: type[Verb], config: Config, values: dict[st
     config = config.with_overrides(overrides)
     _ = config.settings  # checks them
     return config
+
+
+def reader_of(path: str) -> str | None:
+    """Return the only verb that reads a setting; None for a setting that all verbs that train read."""
+    return next((reader for prefix, reader in READ_BY.items() if schema.is_among(path, (prefix,))), None)
 
 
 def _missing(verb: type[Verb], fields: dict[str, Any]) -> dict[str, None]:

@@ -33,6 +33,7 @@ from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import SENTENCEPIECE_LINES, Tokenizer, sentencepiece_lines
 from ag_jax.data.tokens import FACTS, Text
 from ag_jax.distributed import interruption
+from ag_jax.distributed.terminal import Bar
 
 TOKENIZER_TEXT = 200_000_000  # characters of the training text that a tokenizer is trained on, at most
 
@@ -126,14 +127,15 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
         if has_pairs and len(TextStore(stored / split)) == 1:
             say(f"{split}: a single document, so that random second segments come from the same one; better give more")
         total = len(TextStore(stored / split).tokens) * config.duplicates
-        progress, done, rows, texts = Progress(f"making the {split} rows", total / 1e6, "million tokens", say), 0, 0, 0
+        done = rows = texts = 0
         blocks = layout.rows(stored / split, tokenizer.specials, split, facts)
-        for sides in interruption.checked(_packed(blocks, len(layout.sides), config) if config.pack else blocks):
-            for writer, block in zip(writers, sides, strict=True):
-                writer.append(block)
-                done += len(block.tokens)
-            rows, texts = rows + len(sides[0].lengths), texts + len(sides[0].text_starts)
-            progress.update(done / 1e6)
+        with Progress(f"making the {split} rows", total / 1e6, "million tokens", say) as progress:
+            for sides in interruption.checked(_packed(blocks, len(layout.sides), config) if config.pack else blocks):
+                for writer, block in zip(writers, sides, strict=True):
+                    writer.append(block)
+                    done += len(block.tokens)
+                rows, texts = rows + len(sides[0].lengths), texts + len(sides[0].text_starts)
+                progress.update(done / 1e6)
         for writer in writers:
             writer.close()
         facts["rows"][split] = rows
@@ -232,9 +234,10 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
     limits = TOKENIZER_TEXT, SENTENCEPIECE_LINES
 
     def write(directory: pathlib.Path) -> None:
-        texts = _TokenizerText(layouts, _tokenizer_shares(config, layouts, say))
-        say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
-        interruption.wait_for(functools.partial(tokenizers.train, config.tokenizer, texts)).save(directory)
+        with Bar("data: training the tokenizer", is_shown=not quiet):
+            texts = _TokenizerText(layouts, _tokenizer_shares(config, layouts, say))
+            say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
+            interruption.wait_for(functools.partial(tokenizers.train, config.tokenizer, texts)).save(directory)
         # The name of the directory stands for the files as they were before they were read.
         if [layout.identity() for layout in layouts] != identities:
             raise tokens.changed_text(config.source)
@@ -304,17 +307,18 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
         sizes = [path.stat().st_size for path in paths if isinstance(path, pathlib.Path)]
         if sizes:
             say(f"hashing {len(sizes):,} files")
-        progress, done = Progress("hashing the files", sum(sizes) / 1e6, "MB", say), 0
         hashes: dict[str, list[list[Any]]] = {setting: [] for setting in files_of}
-        for setting, items in files_of.items():
-            for name, path in items:
-                if isinstance(path, KnownContent):
-                    hashes[setting].append([name, path.size, path.fingerprint])
-                    continue
-                size = path.stat().st_size
-                hashes[setting].append([name, size, checksums.content_hash(path)])
-                done += size
-                progress.update(done / 1e6)
+        done = 0
+        with Progress("hashing the files", sum(sizes) / 1e6, "MB", say) as progress:
+            for setting, items in files_of.items():
+                for name, path in items:
+                    if isinstance(path, KnownContent):
+                        hashes[setting].append([name, path.size, path.fingerprint])
+                        continue
+                    size = path.stat().st_size
+                    hashes[setting].append([name, size, checksums.content_hash(path)])
+                    done += size
+                    progress.update(done / 1e6)
         (directory / "files.json").write_text(json.dumps(hashes))
         if layout.identity() != identity:  # which the name of the directory stands for
             raise tokens.changed_text(config.source)

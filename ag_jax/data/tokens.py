@@ -96,7 +96,6 @@ def tokenise(texts: Sequence[Text], cache: Cache, say: Say) -> None:
         return
     names = ", ".join(text.layout.config.source for text in texts)
     say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(parts):,} part{'s' if len(parts) > 1 else ''}")
-    progress = Progress("tokenising", total / MEGABYTE, "MB", say, complete() / MEGABYTE)
     tokens_here = 0  # of parts that this process has made
 
     def write(text: Text, part: Part, directory: pathlib.Path) -> None:
@@ -108,11 +107,12 @@ def tokenise(texts: Sequence[Text], cache: Cache, say: Say) -> None:
 
         tokens_here += write_part(text, part, directory, report)
 
-    cache.build_all(
-        {name: functools.partial(write, *each) for name, each in parts.items()},
-        is_needed=lambda name: not cache.is_complete(parts[name][0].tokens_name),
-        report=lambda: progress.update(complete() / MEGABYTE),
-    )
+    with Progress("tokenising", total / MEGABYTE, "MB", say, complete() / MEGABYTE) as progress:
+        cache.build_all(
+            {name: functools.partial(write, *each) for name, each in parts.items()},
+            is_needed=lambda name: not cache.is_complete(parts[name][0].tokens_name),
+            report=lambda: progress.update(complete() / MEGABYTE),
+        )
 
 
 def write_part(
@@ -267,22 +267,22 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
     share = _held_out_share(config.validation_fraction, config.validation_tokens, parts)
     writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
-    progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
     words = dict.fromkeys(SPLITS, 0)
     # Of the parts before: documents held out by `validation_fraction`, and those of them that `share` leaves held out.
     before = documents = 0
-    for part in parts:
-        (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
-        count = int(held_out.sum())
-        if by_number and share < 1:
-            held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
-        before, documents = before + count, documents + int(held_out.sum())
-        counts = part.words
-        words["train"] += int(counts[~held_out].sum())
-        words["validation"] += int(counts[held_out].sum())
-        for first, last in _runs(held_out):
-            writers[SPLITS[int(held_out[first])]].copy(store, first, last)
-            progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
+    with Progress("putting the parts together", total / 1e6, "million tokens", say) as progress:
+        for part in parts:
+            (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
+            count = int(held_out.sum())
+            if by_number and share < 1:
+                held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
+            before, documents = before + count, documents + int(held_out.sum())
+            counts = part.words
+            words["train"] += int(counts[~held_out].sum())
+            words["validation"] += int(counts[held_out].sum())
+            for first, last in _runs(held_out):
+                writers[SPLITS[int(held_out[first])]].copy(store, first, last)
+                progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
     for writer in writers.values():
         writer.close()
     left_out: Counter[str] = Counter()

@@ -8,6 +8,7 @@ Paths are opened by etils, which leaves object stores to packages of fsspec: gcs
 """
 
 import os
+import pathlib
 import secrets
 import shutil
 import sys
@@ -39,6 +40,11 @@ class StoreUnavailableError(StoreError):
 def is_remote(path: epath.PathLike) -> bool:
     """Return whether a path is in an object store."""
     return "://" in str(epath.Path(path))
+
+
+def link(path: epath.PathLike) -> str:
+    """Return the address by which a terminal or a browser opens a file; a path in an object store stays as it is."""
+    return str(path) if is_remote(path) else pathlib.Path(path).absolute().as_uri()
 
 
 def directory(name: epath.PathLike) -> epath.Path:

@@ -54,9 +54,8 @@ def inspect(
     else:
         views = pages.make_views(page, seen, text, zeroed)
         paths = [pages.write(page, f"Attention to: {text}", views)]
-    print(
-        "\n".join(f"drawn: {path}" for path in paths) if page is None else f"written, to open in a browser: {paths[0]}"
-    )
+    for path in paths:
+        print(f"{'drawn' if page is None else 'written, to open in a browser'}: {storage.link(path)}")
     return paths
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from ag_jax.attention.assignment import not_allowed
 from ag_jax.attention.config import GuidanceConfig
+from ag_jax.attention.kernels import dispatch
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.order import once_count
@@ -109,26 +110,39 @@ def train_held(
     )
     if begins_branch:
         hosts.from_first("the branch", lambda: branch.begin(config, workdir))
+    attention = build.choose_attention(config, mesh := sharding.make_mesh(config.mesh))
+    # Every host chooses by testing the kernel on its own device. Hosts that ran different programs would wait for each
+    # other forever.
+    hosts.agree("their implementation of attention (reference runs everywhere)", {"model.attention": attention.name})
+    hosts.tell(f"{workdir.name}: {_what_runs(config, mesh, attention)}")
     corpus = pretraining_corpus.prepare(config, workdir)
     pretraining = PretrainingRun(config, workdir, corpus, tuple(in_words.milestones.values()) if in_words else ())
     pretraining_corpus.record(config, workdir, corpus)
     mask_trace.record(config.adversarial, config.model.layers, workdir)
     if in_words is not None:
         words.record(in_words, workdir)
-    implementation = build.choose_attention(config, pretraining.program.mesh)
-    # Every host chooses by testing the kernel on its own device. Hosts that ran different programs would wait for each
-    # other forever.
-    hosts.agree(
-        "their implementation of attention (reference runs everywhere)", {"model.attention": implementation.name}
-    )
-    if hosts.is_first():
-        print(f"attention: {implementation.name} ({implementation.reason})", file=sys.stderr, flush=True)
-        if stored:
-            store.path_of(workdir).unlink()  # of a run that ended at a shorter time limit or with less patience
+    if stored and hosts.is_first():
+        store.path_of(workdir).unlink()  # of a run that ended at a shorter time limit or with less patience
     # From host 0, so that all hosts keep the same checkpoints.
     kept_steps = tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir)))
     labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
     return loop.train(pretraining, workdir, until=until, kept_steps=kept_steps, labels=labels)
+
+
+def _what_runs(config: ExperimentConfig, mesh: Mesh, attention: dispatch.Choice) -> str:
+    """Return in words what is trained on which devices, and with which implementation of attention.
+
+    The reason for the implementation is named where another could be faster: on devices that have a kernel.
+    """
+    devices, decoder = mesh.devices, f" + {config.decoder.layers}" if config.decoder.layers else ""
+    guided = " with guidance" if config.guidance.mode != "none" else ""
+    attacked = f", attacked by {config.adversarial.method}," if config.adversarial.method != "none" else ""
+    kind = "CPU" if devices.flat[0].platform == "cpu" else devices.flat[0].device_kind
+    reason = "" if kind == "CPU" or attention.name == devices.flat[0].platform else f" ({attention.reason})"
+    return (
+        f"training {config.model.layers}{decoder} layers{guided}{attacked} on {devices.size} {kind} "
+        f"device{'s' if devices.size > 1 else ''}; attention: {attention.name}{reason}"
+    )
 
 
 class PretrainingRun:

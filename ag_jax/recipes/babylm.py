@@ -61,7 +61,7 @@ def track(config: Any, name: str, arm: str, source: str, dev: str, scale: str) -
     if held_out:
         config.data.validation_source = f"babylm:{held_out}:dev"
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=vocabulary)
-    config.model.update(layers=layers, heads=heads, width=width, max_length=length)
+    config.model.update(layers=layers, heads=heads, width=width)
     config.model.dtype = "float32" if is_small else "bfloat16"
     config.optimizer.update(
         learning_rate=learning_rate, warmup_steps=warmup_steps, beta1=0.9, beta2=0.98, epsilon=1e-8, weight_decay=0.1
@@ -76,12 +76,13 @@ def track(config: Any, name: str, arm: str, source: str, dev: str, scale: str) -
         checkpoint_every=500,
     )
     _arm(config, arm, length, is_small)
+    config.model.max_length = config.data.get_oneway_ref("sequence_length")
     config.comparison.arms = COMPARED
 
 
 def _arm(config: Any, arm: str, length: int, is_small: bool) -> None:
     """Set architecture, objective and guidance to those of `arm`, one of the compared encoders in `ARMS`."""
-    sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
+    sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width")}
     if arm == "guided":
         # Table 11 of Deshpande & Narasimhan 2020 for 12 layers and 512 tokens; at 64 tokens as in the quickstart.
         config.guidance.update(mode="loss", fraction=0.5, alpha=1.0 if is_small else 10.0)

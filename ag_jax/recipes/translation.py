@@ -167,12 +167,11 @@ def small(config: Config) -> None:
     pairs(config, vocabulary=4_000, length=64)
     config.translation.update(label_smoothing=0.1, average=5)
     config.decoding.update(beam_size=4)
-    config.optimizer.update(
-        learning_rate=3e-3, warmup_steps=600, decay="inverse_sqrt", beta1=0.9, beta2=0.98, clip_norm=1.0
-    )
     config.training.update(
         steps=3_000, batch_size=34, evaluate_every=300, checkpoint_every=100, keep_last=5, log_every=50
     )
+    config.optimizer.update(learning_rate=3e-3, decay="inverse_sqrt", beta1=0.9, beta2=0.98, clip_norm=1.0)
+    config.optimizer.warmup_steps = config.training.get_ref("steps") // 5
 
 
 @dataclasses.dataclass(frozen=True)

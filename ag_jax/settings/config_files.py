@@ -7,6 +7,11 @@ arguments are keywords, whose annotations and defaults say what they take:
 
 `--config=FILE:arm=plain,tasks=rte,sst2,data=texts/` gives them. An item without `=` belongs to the name before it, so a
 list needs no quotes.
+
+A setting that is computed from another is a field reference, so that a flag that changes the other changes it, too:
+
+    config.optimizer.warmup_steps = config.training.get_ref("steps") // 5
+    config.model.max_length = config.data.get_oneway_ref("sequence_length")    # equal; get_ref would be both settings
 """
 
 import contextlib
@@ -45,28 +50,40 @@ class Config:
     source: the file with its arguments, as one types them: `quickstart:arm=ag`.
     arguments: the value of each argument of the file, with defaults.
     kind: the dataclass of the settings.
-    values: the settings as the file gives them, nested and not checked; `settings` has them with `overrides`, checked.
+    unresolved: the settings as the file gives them, nested and not checked, with references for those that it computes
+        from others (`config.training.get_ref("steps") // 5`).
     overrides: changes of settings, {"section.key": value}.
     """
 
     source: str
     arguments: Mapping[str, Any]
     kind: type
-    values: Mapping[str, Any]
+    unresolved: Mapping[str, Any]
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """The settings as the file gives them, without `overrides`, nested and not checked."""
+        with self._named_errors():
+            return schema.plain(self.unresolved)
+
+    @functools.cached_property
     def settings(self) -> Any:
-        """The checked settings, an instance of `kind`.
+        """The checked settings with `overrides`, an instance of `kind`.
 
         The functions of other modules that they name may then be imported, because the config file is the user's.
         Raises ValueError, with the name of the file, for a setting or value that is not allowed.
         """
         imported.allow(self.overrides)
-        try:
-            values = schema.overlay(self.values, self.overrides)
+        with self._named_errors():
+            values = schema.overlay(self.kind, self.unresolved, self.overrides)
             imported.allow(schema.flat(values), even_stored=False)
             return schema.parse(self.kind, values)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except imported.CannotImport:
             raise
         except ValueError as error:
@@ -116,7 +133,7 @@ def of_dict(
             f"{source}: get_config must return what pretraining.config.default_config() or schema.default(KIND) "
             f"returns, with changes, got an object of type {type(config).__name__}"
         )
-    return Config(source, arguments or {}, kind, config.to_dict(), overrides or {})
+    return Config(source, arguments or {}, kind, schema.unresolved(config), overrides or {})
 
 
 def read(source: str) -> ConfigDict:

@@ -13,6 +13,7 @@ only checks what annotations cannot say, above all how its fields go together.
 """
 
 import ast
+import copy
 import dataclasses
 import difflib
 import functools
@@ -22,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict, FieldReference, config_dict
 
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
@@ -78,13 +79,17 @@ def parse(kind: type[Kind], values: ConfigDict | Mapping[str, Any], section: str
     """
     values = plain(values.to_dict() if isinstance(values, ConfigDict) else values)
     for path, value in flat(values).items():
-        for item in value if isinstance(value, list) else [value]:
-            if type(item) is int and abs(item) > LARGEST and type_of(hint_of(kind, path)) is int:
-                raise ValueError(f"{_join(section, path)} must be between {-LARGEST} and {LARGEST}, got {item}")
+        _check_size(_join(section, path), hint_of(kind, path), value)
     try:
         return _adapter(kind).validate_json(json.dumps(values))
     except pydantic.ValidationError as errors:
         raise _as_value_error(kind, errors, section) from None
+
+
+def _check_size(path: str, hint: Any, value: Any) -> None:
+    for item in value if isinstance(value, list) else [value]:
+        if type(item) is int and abs(item) > LARGEST and type_of(hint) is int:
+            raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {item}")
 
 
 def check(config: Any, section: str = "") -> None:
@@ -93,12 +98,14 @@ def check(config: Any, section: str = "") -> None:
 
 
 def plain(values: Any) -> Any:
-    """Return nested settings with texts, numbers, lists and dicts alone, as JSON holds them.
+    """Return nested settings with texts, numbers, lists and dicts alone, as JSON holds them; computes references.
 
     Raises ValueError for a value that is none of these.
     """
 
     def as_plain(value: Any) -> Any:
+        if isinstance(value, FieldReference):
+            return value.get()
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return dataclasses.asdict(value)
         if hasattr(value, "tolist"):  # of numpy
@@ -289,17 +296,38 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested settings with other values for some, {"section.key": value}.
+def unresolved(config: ConfigDict) -> dict[str, Any]:
+    """Return a config as nested dicts, in which settings that are computed from others are field references."""
+    items = config.items(preserve_field_references=True)
+    return {name: unresolved(value) if isinstance(value, ConfigDict) else value for name, value in items}
 
-    Raises ValueError, with the nearest name, for a setting that they do not have.
+
+def overlay(kind: type, values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the nested settings of a dataclass with other values for some, {"section.key": value}.
+
+    Settings that are field references to one of these (see `unresolved`) are computed from its new value.
+
+    Raises ValueError for a setting that does not exist, with the nearest name, and for a value that is not allowed.
     """
     check_names(values, changes)
-    result = plain(values)
+    result = copy.deepcopy(dict(values))  # its references refer to settings of the copy
     for path, value in changes.items():
+        _check_value(path, hint_of(kind, path), plain(value))
         *sections, name = path.split(".")
-        functools.reduce(dict.__getitem__, sections, result)[name] = value
-    return result
+        section = functools.reduce(dict.__getitem__, sections, result)
+        if isinstance(section[name], FieldReference):
+            section[name].set(value, type_safe=False)
+        else:
+            section[name] = value
+    return plain(result)
+
+
+def _check_value(path: str, hint: Any, value: Any) -> None:
+    _check_size(path, hint, value)
+    try:
+        pydantic.TypeAdapter(hint, config=_STRICT).validate_json(json.dumps(value))
+    except pydantic.ValidationError as errors:
+        raise _as_value_error(hint, errors, path) from None
 
 
 def check_names(values: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -1,32 +1,15 @@
 """Progress of a run on standard error: a bar on a terminal, lines elsewhere."""
 
-import contextlib
-import contextvars
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import rich.console
-import rich.progress
-import rich.table
-
+from ag_jax.distributed import terminal
+from ag_jax.distributed.terminal import Bar
 from ag_jax.training import metrics
 
 SHOW_EVERY = 10.0  # seconds between two reports of a validation
 SHORTEST_BAR = 6  # columns
-# What is done with progress: None shows it, False shows nothing, and a function gets each row of training metrics.
-_REPORTED: contextvars.ContextVar[Any] = contextvars.ContextVar("progress", default=None)
-
-
-@contextlib.contextmanager
-def reported(to: bool | Callable[[dict[str, Any]], None] | None) -> Iterator[None]:
-    """Context manager in which the progress of training is not shown, or given to a function; None shows it."""
-    token = _REPORTED.set(None if to is True else to)
-    try:
-        yield
-    finally:
-        _REPORTED.reset(token)
 
 
 class ValidationProgress:
@@ -92,73 +75,61 @@ class ProgressLine:
 
     def __init__(self, name: str, start: int, total: int, primary: str):
         self._name, self._total, self._primary = name, total, primary
-        self._bar: Any = None
         self._training = "compiling ..."
-        console = rich.console.Console(stderr=True)
-        if console.is_terminal:
-            self._bar = rich.progress.Progress(
-                rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(table_column=rich.table.Column(no_wrap=True)),
-                rich.progress.TextColumn("{task.fields[status]}"),
-                console=console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(name, total=total, completed=start, status=self._training)
-        else:
-            print(f"{name}: step {start} of {total}, compiling the step ...", file=sys.stderr, flush=True)
+        self._bar = Bar(name, total, stays=True)
+        self._bar.start()
+        self._bar.show(self._training, start)
+        if not self._is_bar:
+            self.say(f"step {start} of {total}, compiling the step ...")
+
+    @property
+    def _is_bar(self) -> bool:
+        return self._bar.is_live
 
     def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
         """Show a row of training metrics, and the estimated number of seconds left (None if it is unknown)."""
-        if (to := _REPORTED.get()) is not None:
-            if callable(to):
-                to(row)
-            return
+        terminal.report(row)
         # A loss is None if it was not measured, such as that of an attack before it begins.
         losses = {
             name: f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary) if row[name] is not None
         }
-        first, others = losses.pop(self._primary, ""), losses.values()
+        first, others = losses.pop(self._primary, ""), list(losses.values())
         rate = f"lr {row['learning_rate']:.2e}"
         speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f} tokens/s"
         mfu = "" if row.get("mfu") is None else f"MFU {row['mfu']:.1%}"
         time_left = "" if seconds_left is None else f"{_clock(seconds_left)} left"
         texts = [text for text in (first, *others, rate, speed, mfu, time_left) if text]
-        if self._bar:
-            # Of a terminal that is too narrow for all, the last of these is left out first.
-            for text in reversed([mfu, speed, rate, *others]):
+        if self._is_bar:
+            # Of a terminal that is too narrow for all, the first of these is left out first.
+            for text in (rate, speed, mfu, time_left, *reversed(others)):
                 if len("  ".join(texts)) > self._room() and text in texts:
                     texts.remove(text)
         self._training = "  ".join(texts)
-        if self._bar:
-            self._bar.update(self._task, completed=row["step"], status=self._training)
+        if self._is_bar:
+            self._bar.show(self._training, row["step"])
         else:
-            print(f"{self._name}: step {row['step']}/{self._total}  {self._training}", file=sys.stderr, flush=True)
+            self.say(f"step {row['step']}/{self._total}  {self._training}")
 
     def _room(self) -> int:
         """Return the terminal columns that are left for metrics beside the run's name, the bar and the step numbers."""
-        return self._bar.console.width - len(self._name) - SHORTEST_BAR - 2 * len(str(self._total)) - 1 - 3
+        widths = (1, len(self._name), SHORTEST_BAR, 2 * len(str(self._total)) + 1)  # the first is that of the spinner
+        return self._bar.console.width - sum(width + 1 for width in widths)
 
     def begin(self, status: str | None) -> None:
         """Show a status such as "validating ..." beside the bar; None shows the last training metrics again."""
-        if self._bar:
-            self._bar.update(self._task, status=self._training if status is None else status)
+        self._bar.show(self._training if status is None else status)
 
     def say(self, message: str) -> None:
-        """Print a message above the bar, or as a line if there is no bar."""
-        if self._bar:
-            self._bar.console.print(f"{self._name}: {message}", highlight=False, markup=False)
-        else:
-            print(f"{self._name}: {message}", file=sys.stderr, flush=True)
+        """Print a message, above the bar if there is one."""
+        terminal.say(f"{self._name}: {message}")
 
     def show(self, status: str) -> None:
         """Show a status beside the bar until the next one, or print it as a line if there is no bar."""
-        if self._bar:
-            self._bar.update(self._task, status=status)
+        if self._is_bar:
+            self._bar.show(status)
         else:
             self.say(status)
 
     def close(self) -> None:
         """Stop the progress bar and restore the terminal."""
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()

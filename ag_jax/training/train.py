@@ -15,6 +15,7 @@ import jax
 from etils import epath
 
 from ag_jax.distributed import hosts, interruption
+from ag_jax.distributed.terminal import Bar
 from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
@@ -63,7 +64,8 @@ def train(
             keep_every=config.keep_every,
             milestones=trainee.milestones + kept_steps,
         )
-        with watchdog.patience("the newest checkpoint, or new parameters"):
+        preparing = Bar(f"{trainee.name}: preparing the training state", is_shown=hosts.is_first())
+        with preparing, watchdog.patience("the newest checkpoint, or new parameters"):
             start = restore(trainee, workdir, checkpoints)
         journal = Journal(trainee, workdir, checkpoints, watchdog, start, labels)
         state, progress, step, end = start.state, start.progress, start.step, start.end

@@ -56,9 +56,9 @@ def get_config(
     config = config_files.read(f"quickstart:arm={base}" if small else table3)
     if small:
         config.model.layers = layers
-    steps = config.training.steps
+    steps = config.training.get_ref("steps")
     rates = (2e-4, 1e-3, 2e-3) if small else LEARNING_RATES
-    warmups = (0, round(0.03 * steps), steps // 5) if small else tuple(filter(steps.__gt__, WARMUPS))
+    warmups = (0, steps * 3 // 100, steps // 5) if small else tuple(filter(steps.get().__gt__, WARMUPS))
     alphas = tuple(alpha / 10 for alpha in ALPHAS) if small else ALPHAS
     grid = {
         "model": {"attention_dropout": DROPOUTS},

@@ -71,7 +71,8 @@ def get_config(
         # As in the quickstart, whose search chose them without guidance: with the ratios of table 11, the arm `plain`
         # would not leave the plateau before the end of the run.
         pretraining.small(config, steps=1_100)
-        config.optimizer.update(learning_rate=2e-3, warmup_steps=220)
+        config.optimizer.learning_rate = 2e-3
+        config.optimizer.warmup_steps = config.training.get_ref("steps") // 5
         config.model.heads = 6
     if best:
         of_text = {"language": language} if scale == "paper" else {}  # at scale=small there is one text

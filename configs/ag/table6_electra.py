@@ -73,7 +73,8 @@ def get_config(
         # About 1 / sqrt(width): a narrow model with small weights is nearly linear, but detecting replaced tokens
         # needs products of the token and its neighbours.
         config.model.update(layers=2, heads=4, initializer_range=0.1)
-        config.optimizer.update(learning_rate=1e-3, warmup_steps=0 if arm == "ag" else 240)
+        config.optimizer.learning_rate = 1e-3
+        config.optimizer.warmup_steps = 0 if arm == "ag" else config.training.get_ref("steps") * 2 // 25
         config.training.update(log_every=100, evaluate_every=500)
         config.guidance.alpha = 1.0
         config.inspection.sentence = "We will rebuild our roads, and we will do it together."

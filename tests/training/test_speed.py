@@ -119,11 +119,13 @@ def test_the_line_shows_what_is_known(capsys):
     ("columns", "shown"),
     [
         (200, "mlm_loss 2.500  ag_loss 0.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
-        (80, "mlm_loss 2.500  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
-        (50, "mlm_loss 2.500  1:06:40 left"),
+        (98, "mlm_loss 2.500  ag_loss 0.500  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (80, "mlm_loss 2.500  ag_loss 0.500  MFU 33.3%  1:06:40 left"),
+        (60, "mlm_loss 2.500  ag_loss 0.500"),
+        (50, "mlm_loss 2.500"),
     ],
 )
-def test_a_narrow_terminal_keeps_the_steps_the_loss_and_the_time(columns, shown, monkeypatch, capsys):
+def test_a_narrow_terminal_keeps_the_steps_and_the_losses(columns, shown, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(columns))
     line = progress.ProgressLine("run", 0, 1100, "mlm_loss")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import math
+import shlex
 import statistics
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import jax
 import pytest
 from etils import epath
 
-from ag_jax.distributed import lock
+from ag_jax.command_line import parser
+from ag_jax.distributed import lock, storage
 from ag_jax.grid import run as grid
 from ag_jax.grid import store
 from ag_jax.pretraining import config as pretraining_config
@@ -20,7 +22,7 @@ from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
 from ag_jax.pretraining.search.states import RunState
-from ag_jax.settings import config_files
+from ag_jax.settings import config_files, schema
 from ag_jax.training.journal import NonFiniteError
 from tests import commands
 from tests import results as stored
@@ -427,7 +429,11 @@ def test_a_killed_search_goes_on(stubbed, source, tmp_path):
     found, calls = read(killed)
     assert found == expected and len(calls) == len(set(calls)) == 6
     assert (killed / "best.json").read_text() == (tmp_path / "made" / "best.json").read_text()
-    assert f"the report is {killed / 'report.md'}" in done.stdout
+    assert f"the report is {storage.link(killed / 'report.md')}" in done.stdout
+    verb = parser.parse(shlex.split(done.stderr.rpartition("next: ag-jax ")[2]))
+    (winner,) = json.loads((killed / "best.json").read_text())["arms"].values()
+    settings = schema.flat(schema.to_dict(verb.config.settings))
+    assert verb.name == "train" and winner["settings"].items() <= settings.items()
 
 
 def test_a_process_waits_for_the_others_at_a_rung(stubbed, source, tmp_path, monkeypatch):
