@@ -202,7 +202,7 @@ def of_config(name: str) -> list[list[str]]:
 OF_PAGES = {page.name: in_blocks(page.read_text()) for page in PAGES}
 # In sentences of other pages, commands lack arguments that their configs need.
 OF_CONFIGS = {name: of_config(name) for name in test_configs.ALL}
-OF_CONFIGS["records"] = in_sentences((ROOT / "docs/reproduction.md").read_text())
+OF_CONFIGS["records"] = in_sentences("\n".join(page.read_text() for page in PAGES if "reproduction" in page.name))
 LAST = {
     name.rpartition("/")[0]: name for name in test_configs.ALL
 }.values()  # tests/test_configs.py parses every config
