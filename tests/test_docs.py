@@ -133,6 +133,7 @@ EXAMPLES = [
 OF_PIPELINES = (
     "pipelines.md",
     "translation.md",
+    "translation_compare.md",
     "custom_tasks.md",
     "finetuning.md",
 )  # compile most, and their parts have tests

@@ -81,7 +81,7 @@ PUBLIC = (
     ),
     (
         "Scores of translations",
-        "[Scores](../translation.md#scores) has an example.",
+        "[Scores](../translation_compare.md#scores) has an example.",
         "ag_jax.evaluation.translation",
         (),
     ),
