@@ -69,7 +69,7 @@ PUBLIC = (
     ("Divergence of two predictions", "", "ag_jax.objectives.consistency", ("DivergenceConfig", "divergence")),
     (
         "Head ablation",
-        "[Head ablation](../probes.md#head-ablation) explains the numbers.",
+        "[Head ablation](../ablation.md) explains the numbers.",
         "ag_jax.probing.ablation.heads",
         ("ablate", "HeadAblation"),
     ),
