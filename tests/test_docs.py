@@ -71,7 +71,7 @@ def test_links_lead_somewhere():
 
 def test_the_attack_of_ones_own_masks_what_its_page_says():
     """The custom attack masks n of the n * n units of a text of n tokens."""
-    page = (ROOT / "docs" / "adversarial.md").read_text()
+    page = (ROOT / "docs" / "custom_attacks.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {"__name__": "page"}
     exec(code, names)
@@ -128,7 +128,7 @@ EXAMPLES = [
     (page.name, number)
     for page in PAGES
     for number, _ in enumerate(PYTHON.findall(page.read_text()))
-    if page.name != "adversarial.md"  # above
+    if page.name != "custom_attacks.md"  # above
 ]
 OF_PIPELINES = (
     "pipelines.md",

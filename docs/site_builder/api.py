@@ -44,7 +44,7 @@ PUBLIC = (
     ("Guidance", "The loss of guided heads, from two numbers of each query.", "ag_jax.attention.guidance", ()),
     (
         "Attacks on attention",
-        "[Custom attacks](../adversarial.md#custom-attacks) has an example.",
+        "[Custom attacks](../custom_attacks.md) has an example.",
         "ag_jax.attention.attack",
         ("AttentionMask", "Attack", "MaskPolicy"),
     ),
