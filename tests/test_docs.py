@@ -38,6 +38,7 @@ from tests.probing import trained_models
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 ONLY_ON_THE_SITE = {"index.md"}  # lists the pages of the site
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")  # without those to other places, which have a colon
 
 
@@ -52,9 +53,9 @@ def test_every_page_is_linked_from_the_readme():
 
 def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
     """A name without a section is of the section of the name before it."""
-    _, after = (ROOT / "docs" / "guide.md").read_text().split("Only the following settings may differ")
+    _, after = (ROOT / "docs" / "runs.md").read_text().split("## Settings that may change")
     listed, section = set(), ""
-    for row in re.findall(r"^\| (`.*?) \|", after.split("All other settings")[0], re.MULTILINE):
+    for row in re.findall(r"^\| (`.*?) \|", after.split("\n## ")[0], re.MULTILINE):
         for name in re.findall("`(.*?)`", row):
             if "." in name:
                 section = name.split(".")[0]
@@ -67,6 +68,26 @@ def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
 
 def test_links_lead_somewhere():
     assert [(page.name, target) for page in PAGES for target in targets(page) if not target.exists()] == []
+
+
+def anchors(page):
+    """The anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    counts = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}-{count}" if count else name for name, count in zip(names, counts, strict=True)]
+
+
+def test_anchors_of_links_are_headings():
+    """Also those in notebooks and on the generated pages of the site."""
+    others = [*(ROOT / "notebooks").glob("*.ipynb"), ROOT / "docs" / "site_builder" / "api.py"]
+    links = [
+        (page.name, (page.parent / path).resolve() if path else page, anchor)
+        for page in [*PAGES, *others]
+        for path, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text())
+    ]
+    assert len(links) > 50
+    assert [(name, path.name, anchor) for name, path, anchor in links if anchor not in anchors(path)] == []
 
 
 def test_the_attack_of_ones_own_masks_what_its_page_says():

@@ -106,7 +106,7 @@ def test_the_python_page_has_what_the_documentation_imports():
 
 def test_links_of_pages_and_notebooks():
     for link, target in {
-        "guide.md#settings": "guide.md#settings",
+        "runs.md#buckets": "runs.md#buckets",
         "https://jax.dev/x#y": "https://jax.dev/x#y",
         "../README.md#two-commands": "site/start.md#two-commands",
         "../CHANGELOG.md": "site/changelog.md",
@@ -116,12 +116,12 @@ def test_links_of_pages_and_notebooks():
     }.items():
         rest = f"`[d]({link})`\n```\n[e]({link})\n```\n"
         assert SITE.rewritten(f"a [b\nc]({link}) {rest}", DOCS, DOCS) == f"a [b\nc]({target}) {rest}"
-    named = SITE.rewritten("[docs/guide.md](docs/guide.md), `docs/guide.md`", ROOT, DOCS / "site")
-    assert named == "[](../guide.md), `docs/guide.md`"
-    cells = [{"cell_type": kind, "source": ["see [b](../docs/", "guide.md#settings)"]} for kind in ("markdown", "code")]
+    named = SITE.rewritten("[docs/runs.md](docs/runs.md), `docs/runs.md`", ROOT, DOCS / "site")
+    assert named == "[](../runs.md), `docs/runs.md`"
+    cells = [{"cell_type": kind, "source": ["see [b](../docs/", "runs.md#buckets)"]} for kind in ("markdown", "code")]
     folder = DOCS / "site" / "notebooks"
     found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
-    assert found == [{"cell_type": "markdown", "source": "see [b](../../guide.md#settings)"}, cells[1]]
+    assert found == [{"cell_type": "markdown", "source": "see [b](../../runs.md#buckets)"}, cells[1]]
     site = dataclasses.replace(SITE, address="https://host/o/ag_jax/blob/main/")
     text, root = "[`a`](../configs/quickstart.py) [all](../benchmarks/results/)", "https://host/o/ag_jax/blob/main"
     shown = f"[`a`]({root}/configs/quickstart.py) [all]({root}/benchmarks/results)"

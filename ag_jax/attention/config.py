@@ -18,8 +18,8 @@ Probabilities = Literal["before_dropout", "after_dropout"]
 class GuidanceConfig:
     """Settings of attention guidance, with the defaults of the released code where the paper differs.
 
-    mode: `loss` adds alpha(step) * L_AG to the objective, `bias` adds alpha(step) * P to the guided heads' scores,
-        `none` is no guidance.
+    mode: `loss` adds alpha(step) * L_AG to the objective; `bias` adds alpha(step) * P to the guided heads' scores, in
+        training only; `none` is no guidance.
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as

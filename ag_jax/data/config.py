@@ -26,7 +26,7 @@ class TokenizerConfig:
     from all of it. The kinds of sentencepiece read at most two million lines of up to 1000 characters, of a mixture as
     many of each source.
 
-    kind: algorithm of the tokenizer to train.
+    kind: algorithm of the tokenizer to train. Those of sentencepiece normalise text by Unicode's NFKC.
     vocabulary_size: number of tokens, special tokens included.
     path: directory or file of a tokenizer to load, which has its own kind and size; None trains one.
     lowercase: lowercase the text (only with `wordpiece`).
@@ -60,7 +60,7 @@ class MaskingConfig:
     evaluation_rate: share of the tokens that are chosen in evaluations; None takes `rate`.
     mask_fraction: share of the chosen tokens that are replaced by the mask token; the others are replaced by a random
         token (`random_fraction`) or left unchanged.
-    random_fraction: share of the chosen tokens that are replaced by a random token.
+    random_fraction: share of the chosen tokens that are replaced by a random token of the tokenizer.
     count: `fixed` chooses floor(rate * n + u) of the n maskable tokens of a sequence without replacement (fairseq);
         `bernoulli` chooses each with probability `rate` (the attention guidance code).
     static_copies: number of masks of each sequence, used in turn (RoBERTa, section 4.1, has 10); None draws a new mask
@@ -135,8 +135,8 @@ class DataConfig:
     text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).
     skip_words: number of words, separated by white space, that are left out at the beginning of each document of
         `source`, for example because the model is tested on this text; documents without more words are left out. One
-        number for the whole source, or one for each of the parts that commas separate. `validation_source` is not
-        changed. Not with `format=parallel`.
+        number for the whole source, or one for each of the parts that commas separate. A `.txt` file of more than 4 MiB
+        is several documents. `validation_source` is not changed. Not with `format=parallel`.
     max_words: read `source`, in its order, up to this many words, separated by white space; what is held out of it
         counts. None reads all. Neither with weights nor with `format=parallel`.
     source_field, target_field: with `format=parallel`, keys or columns of the two sides, in files whose records have
@@ -146,7 +146,9 @@ class DataConfig:
         sides.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
     validation_tokens: largest number of tokens, about, that are held out from each source; if `validation_fraction` of
-        it has more, fewer documents are held out, evenly spread. None sets no limit. Not with `format=parallel`.
+        it has more, fewer documents are held out, evenly spread. Where this limit applies to fewer than 100 documents
+        or with `max_words`, the tokenizer may have been trained on some of the held-out text. None sets no limit. Not
+        with `format=parallel`.
     validation_rows: most sequences that a validation during training reads; of more, as many are read, evenly spaced,
         the same in every run on the text. None reads all; `ag-jax evaluate` always does.
     format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents

@@ -71,9 +71,11 @@ class Recipe:
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
     head_dropout: dropout rate of the task's head; None takes that of the encoder's layers, or the one that an imported
         model states. The heads for phrases (`ranking` of WNLI and WSC) have no dropout; those for spans, such as
-        SQuAD's, have one only in models with the layers of ModernBERT.
+        SQuAD's, have one only in models with the layers of ModernBERT. In transformers, multiple choice (RoBERTa and
+        ELECTRA) and tagging (DeBERTa) have other rates.
     pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens; None
-        takes what an imported ModernBERT states, and otherwise the first token.
+        takes what an imported ModernBERT states, and otherwise the first token. Of models with `mean`, only those of
+        ModernBERT can be exported.
     microbatches: parts that a batch is computed in, one after the other, to save memory.
     train_examples: train on so many examples, drawn by a hash of `subset_seed` and their position in the split, so
         that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.

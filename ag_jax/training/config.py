@@ -117,8 +117,8 @@ class TrainingConfig:
     milestone_words: numbers of words seen, ascending and each repetition counted, at which checkpoints are saved and
         kept, too: after the last update that sees no more words. `ag-jax export --milestones` writes them all.
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
-    initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
-        initialised parameters.
+    initial_weights: directory of a run whose newest parameters this run starts from; its model may have another rotary
+        base. None starts from randomly initialised parameters.
     branch_from: directory of a run and the step of one of its checkpoints, as in runs/stable:50000, from which this run
         goes on with everything: optimizer, steps and text so far. Only length and schedule of the learning rate
         (`optimizer.decay`, `decay_steps`, `final_share`) may be others than there. None starts a run of its own.

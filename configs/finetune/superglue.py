@@ -7,7 +7,7 @@ Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 4 (SiFT) and tab
     ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,tasks=copa,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, in the paper microsoft/deberta-v2-xxlarge (`deberta_v2_xxlarge` among
-the encoders in docs/guide.md). `data` is a folder with SuperGLUE's files; without it they are read from TensorFlow
+the encoders in docs/encoders.md). `data` is a folder with SuperGLUE's files; without it they are read from TensorFlow
 Datasets. `superglue_rte` also predicts the diagnostics AX-b and AX-g, if their files are there (AX-g only from files).
 `compare` trains without and with SiFT. Files for SuperGLUE's server are written to `submission/`.
 

@@ -10,7 +10,7 @@ PUBLIC = (
     ),
     (
         "Runs",
-        "[Run directories](../guide.md#run-directories) explains what they hold.",
+        "[Run directories](../runs.md) explains what they hold.",
         "ag_jax.pretraining.run",
         ("train", "evaluate"),
     ),
@@ -24,7 +24,7 @@ PUBLIC = (
     ("What is opened", "The result of `open_for_inspection`.", "ag_jax.interop.opening", ("Inspected",)),
     (
         "Attention maps",
-        "[Look inside](../guide.md#look-inside) has examples.",
+        "[Look inside](../inspect.md) has examples.",
         "ag_jax.analysis.maps",
         ("attention_maps", "AttentionMaps", "targets", "attention_mass", "uniform_mass", "mass_table"),
     ),
@@ -36,7 +36,7 @@ PUBLIC = (
     ),
     (
         "Attention patterns",
-        "[Guide attention](../guide.md#guide-attention) has a custom pattern.",
+        "[Guide attention](../guidance.md) has a custom pattern.",
         "ag_jax.attention.patterns",
         ("columns", "Shift", "Columns", "Entries", "PatternTokens", "dense"),
     ),
@@ -87,8 +87,7 @@ PUBLIC = (
     ),
     (
         "Config files",
-        "A config file has a function `get_config` that returns a config. [Settings](../guide.md#settings) explains "
-        "them.",
+        "A config file has a function `get_config` that returns a config. [Settings](../settings.md) explains them.",
         "ag_jax.settings.config_files",
         ("load", "read", "Config", "OneOf", "ListOf"),
     ),

@@ -51,14 +51,14 @@ def second(tokens_BL, segments_BL, special):
     return columns(segments.order(segments_BL) == 1, segments_BL)
 
 
-def test_the_patterns_of_the_docstring_and_of_the_guide_work_as_they_are_printed(tmp_path, monkeypatch):
+def test_the_patterns_of_the_docstring_and_of_the_page_work_as_they_are_printed(tmp_path, monkeypatch):
     """The text of a single token has no second one, and so spreads over all that it has."""
-    guide = (pathlib.Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    printed = guide.partition("```python\n# my_patterns.py")[2].partition("```")[0]
-    (tmp_path / "patterns_of_the_guide.py").write_text(printed)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "guidance.md").read_text()
+    printed = page.partition("```python\n# my_patterns.py")[2].partition("```")[0]
+    (tmp_path / "patterns_of_the_page.py").write_text(printed)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert inspect.getsource(second).splitlines()[-1].strip() in patterns.__doc__
-    for pattern in (second, patterns.find_pattern("patterns_of_the_guide.second")):
+    for pattern in (second, patterns.find_pattern("patterns_of_the_page.second")):
         np.testing.assert_array_equal(
             jax.jit(pattern, static_argnums=2)(*reference.packed([[5, 1, 4], [2]], 11), SPECIAL).weights_BK,
             [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]],

@@ -13,7 +13,7 @@ BUILT = pathlib.Path(__file__).resolve().parents[2] / "build" / "site"
 # One page of every kind, such as prose, tables, settings, Python API, notebook, search.
 PAGES = (
     "index.html",
-    "guide.html",
+    "guidance.html",
     "speed.html",
     "adversarial.html",
     "site/settings_pretraining.html",
