@@ -1,4 +1,4 @@
-"""Write the tables of attacks on real weights into docs/reproduction.md, from the lines of finetuning_evidence.py.
+"""Write the tables of attacks into docs/reproduction_attacks.md, from the lines of finetuning_evidence.py.
 
     python benchmarks/evidence_tables.py
 
@@ -23,7 +23,7 @@ from ag_jax.data.tasks import catalogue
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
 
-PAGE = "docs/reproduction.md"
+PAGE = "docs/reproduction_attacks.md"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
 PLAIN, ASA = "plain", "asa"

@@ -1,4 +1,4 @@
-"""Write the tables of guidance into docs/reproduction.md, from the lines of guidance_evidence.py and from a search.
+"""Write the tables of guidance into two pages of docs/, from the lines of guidance_evidence.py and from a search.
 
     python benchmarks/guidance_tables.py
 
@@ -39,7 +39,8 @@ from ag_jax.evaluation.significance import PairedDifference
 from ag_jax.pretraining.search.report import robustness
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = "docs/reproduction.md"
+MODERN = "docs/reproduction_guidance_modern.md"
+SETTINGS = "docs/reproduction_guidance_settings.md"
 RECORDS = ROOT / "benchmarks" / "results"
 SEARCH = "section4_5_search_small"
 BASE = ("post", "adamw")  # norm and optimizer of the runs with one pattern alone
@@ -263,20 +264,12 @@ def of_warmup(losses: Numbers) -> list[str]:
     return pages.table(("layers", "arm", *pages.DIFFERENCE), rows)
 
 
-def tables(
-    lines: Sequence[Line],
-    scored: Sequence[Line],
-    rates: Sequence[Line],
-    depths: Sequence[Line],
-    search: Mapping[str, Any] | None,
-) -> Iterator[str]:
-    """Yield the lines of all tables, as Markdown.
+def of_encoders(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of the tables of positions, norms, optimizers, patterns and learning rates, as Markdown.
 
     lines: of the runs.
     scored: of the minimal pairs.
     rates: of the runs at more learning rates.
-    depths: of the runs with more layers, with and without warm-up.
-    search: content of the search's search.json.
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
@@ -287,32 +280,39 @@ def tables(
     yield "**Steps to leave the plateau**, one number a seed, and **attention on the targets** of Next / Prev / First:"
     yield from ("that of the best head of each layer, in percent, as means over layers and seeds:", "")
     yield from plateau(lines)
-    if scored:
-        for score in ("token", "word_l2r"):
-            accuracies = of_runs(scored, lambda line, score=score: 100 * line[score]["all"]["all"][0])
-            yield from (f"**BLiMP**, percent right by the score `{score}`, {scored[0]['pairs']:,} pairs:", "")
-            yield from by_block(accuracies, 1)
-            yield from ("Effects:", "", *of_effects(accuracies, 1))
+    for score in ("token", "word_l2r") if scored else ():
+        accuracies = of_runs(scored, lambda line, score=score: 100 * line[score]["all"]["all"][0])
+        yield from (f"**BLiMP**, percent right by the score `{score}`, {scored[0]['pairs']:,} pairs:", "")
+        yield from by_block(accuracies, 1)
+        yield from ("Effects:", "", *of_effects(accuracies, 1))
     if rates:
         yield "**Validation loss by learning rate** (post-norm, seed 0), and in brackets the attention to the next"
         yield from ("token, in percent: of the best head of each layer, as a mean over layers.", "", *by_rate(rates))
-    if depths:
-        yield "**Depth and warm-up** of the quickstart (learned positions, post-norm, AdamW at 2e-3): validation loss,"
-        yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
-    if search is not None:
-        yield "**Robustness to hyperparameters** of the quickstart's model (`ag/section4_5_search:scale=small`)."
-        for block in robustness(search):
-            yield textwrap.fill(block, 118) if isinstance(block, str) else block.markdown()
-            yield ""
 
 
-def recorded() -> list[Any]:
-    """Return the content of all records, in the order in which `tables` takes them."""
-    names = (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
-    search = RECORDS / f"{SEARCH}.json"
-    found = json.loads(search.read_text()) if search.exists() else None
-    return [*(evidence.read(RECORDS / name) for name in names), found]
+def of_settings(depths: Sequence[Line], search: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the tables of depth, warm-up and robustness, as Markdown.
+
+    depths: of the runs with more layers, with and without warm-up.
+    search: content of the search's search.json.
+    """
+    yield "**Depth and warm-up** of the quickstart (learned positions, post-norm, AdamW at 2e-3): validation loss,"
+    yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
+    yield "**Robustness to hyperparameters** of the quickstart's model (`ag/section4_5_search:scale=small`)."
+    for block in robustness(search):
+        yield textwrap.fill(block, 118) if isinstance(block, str) else block.markdown()
+        yield ""
+
+
+def recorded() -> dict[str, Iterator[str]]:
+    """Return the tables of each page from the records."""
+    runs, scored, rates, depths = (
+        evidence.read(RECORDS / name) for name in (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
+    )
+    search = json.loads((RECORDS / f"{SEARCH}.json").read_text())
+    return {MODERN: of_encoders(runs, scored, rates), SETTINGS: of_settings(depths, search)}
 
 
 if __name__ == "__main__":
-    pages.write(PAGE, "guidance_tables.py", tables(*recorded()))
+    for page, lines in recorded().items():
+        pages.write(page, "guidance_tables.py", lines)

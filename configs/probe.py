@@ -30,8 +30,9 @@ Hardware and time: each probe reads its texts once with the model and once with 
 width 96 reads LitBank, 210,000 words, in about 10 seconds on 2 CPU cores. Ablation reads 256 texts once for each head,
 and once with all heads.
 
-Expected: depends on the model. docs/probes.md has scores of a small model. BERT-base (Clark et al. 2019), best head:
-coreference 65 %, dependencies such as 94 % for det and 87 % for dobj. These have not been reproduced with this program.
+Expected: depends on the model. docs/probes_results.md has scores of small models. BERT-base (Clark et al. 2019), best
+head: coreference 65 %, dependencies such as 94 % for det and 87 % for dobj. These have not been reproduced with this
+program.
 
 Deviations: heads are chosen on development documents; papers report the best head on the test documents, which is in
 the report, too. docs/probes.md explains data, modes and rules.

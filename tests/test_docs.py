@@ -92,7 +92,7 @@ def test_anchors_of_links_are_headings():
 
 def test_the_attack_of_ones_own_masks_what_its_page_says():
     """The custom attack masks n of the n * n units of a text of n tokens."""
-    page = (ROOT / "docs" / "adversarial.md").read_text()
+    page = (ROOT / "docs" / "custom_attacks.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {"__name__": "page"}
     exec(code, names)
@@ -149,11 +149,12 @@ EXAMPLES = [
     (page.name, number)
     for page in PAGES
     for number, _ in enumerate(PYTHON.findall(page.read_text()))
-    if page.name not in ("adversarial.md", "python.md")  # above, and in tests/test_api.py
+    if page.name not in ("custom_attacks.md", "python.md")  # above, and in tests/test_api.py
 ]
 OF_PIPELINES = (
     "predictions.md",
     "translation.md",
+    "translation_compare.md",
     "custom_tasks.md",
     "finetuning.md",
 )  # compile most, and their parts have tests
@@ -223,7 +224,7 @@ def of_config(name: str) -> list[list[str]]:
 OF_PAGES = {page.name: in_blocks(page.read_text()) for page in PAGES}
 # In sentences of other pages, commands lack arguments that their configs need.
 OF_CONFIGS = {name: of_config(name) for name in test_configs.ALL}
-OF_CONFIGS["records"] = in_sentences((ROOT / "docs/reproduction.md").read_text())
+OF_CONFIGS["records"] = in_sentences("\n".join(page.read_text() for page in PAGES if "reproduction" in page.name))
 LAST = {
     name.rpartition("/")[0]: name for name in test_configs.ALL
 }.values()  # tests/test_configs.py parses every config

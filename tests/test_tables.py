@@ -18,6 +18,7 @@ IN_THE_PAPERS = {
 WITHOUT_ROW = {"ag/table8_training", "asa/real_weights"}
 
 pages, reproductions, evidence, guidance = scripts.load("pages", "reproductions", "evidence_tables", "guidance_tables")
+GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +26,9 @@ pages, reproductions, evidence, guidance = scripts.load("pages", "reproductions"
     [
         (reproductions.PAGE, "reproductions.py", lambda: [reproductions.table()]),
         (evidence.PAGE, "evidence_tables.py", lambda: evidence.tables(evidence.recorded())),
-        (guidance.PAGE, "guidance_tables.py", lambda: guidance.tables(*guidance.recorded())),
+        *((page, "guidance_tables.py", lambda page=page: guidance.recorded()[page]) for page in GUIDANCE),
     ],
-    ids=["reproductions", "evidence", "guidance"],
+    ids=["reproductions", "evidence", *GUIDANCE],
 )
 def test_pages_have_the_tables_of_the_records(page, program, tables):
     text = (ROOT / page).read_text()

@@ -33,7 +33,7 @@ mostly beside other programs. All ten arms and three temperatures on SST-2, and 
 seeds, took 17 hours.
 
 Expected: on SST-2, with learning_rate=1e-4, an accuracy of 83.6 for plain training, 81.6 for `asa`, 80.6 for
-`asa_unclipped`, and 82.8 to 84.2 for the other arms but the temperatures; docs/reproduction.md has all scores.
+`asa_unclipped`, and 82.8 to 84.2 for the other arms but the temperatures; docs/reproduction_attacks.md has all scores.
 
 The last command asks whether plain training learns anything from 2,399 examples of ANLI; if it does not, there is
 nothing to compare. In the record, FOLDER had three quarters of ANLI's development sets for training, and the rest as

@@ -23,7 +23,7 @@ Expected (test, BERT-base, plain/asa): SST-2 93.2/94.1, MNLI 84.1/85.0 (the mean
 90.5/91.5, 71.5/72.3, 85.4/86.5, 49.2/50.3, 61.2/63.3; RoBERTa-base plain/asa 95.6/96.3, 87.2/88.0, 92.8/93.6,
 72.2/73.7, 88.4/89.2, 54.8/57.3, 67.0/69.2. scale=paper has not been run with this program yet. With scale=small the
 quickstart's model learns too little to compare the arms. asa/real_weights compares them on a published BERT, with the
-results in docs/reproduction.md.
+results in docs/reproduction_attacks.md.
 
 Deviations: the paper's GLUE scores are from the server, over three seeds. Here the table has scores on the development
 sets, over `seeds` seeds for all tasks, and files for the server are written. Epochs are chosen on development sets,

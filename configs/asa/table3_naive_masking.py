@@ -15,7 +15,7 @@ need an accelerator. scale=small takes one to three minutes for each trial on 2 
 Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude
 84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. scale=paper has not been run with this program yet. With scale=small the
 quickstart's model learns too little to compare the arms. asa/real_weights compares them on a published BERT, with the
-results in docs/reproduction.md.
+results in docs/reproduction_attacks.md.
 
 Deviations: the paper's Bernoulli is the better of two shares. Here they are two arms, and the arm that is better on
 the development set corresponds to that row. The paper does not say whether the schedule has a share for each layer

@@ -22,7 +22,7 @@ Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 
 85.0, 91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. scale=paper has not been run with this
 program yet. With scale=small the quickstart's model learns too little to compare the arms, and FreeLB's step size of
 0.1, made for RoBERTa-large, is too long for it. asa/real_weights compares the arms on a published BERT, with the
-results in docs/reproduction.md.
+results in docs/reproduction_attacks.md.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has the settings released for RoBERTa-large on each
 task, with fairseq's count of passes (`freelb.count=fairseq`), on PAWS-QQP the settings of QQP and on HellaSWAG those

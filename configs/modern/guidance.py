@@ -15,7 +15,7 @@ head of each layer guided by one of them alone (next, prev, first).
 Hardware and time: scale=small takes 4 to 8 minutes for each arm on 2 CPU cores. scale=paper has the text and the steps
 of ag/table3_language_modeling (4 days on 8 P40 GPUs for two arms in the paper).
 
-Expected: see docs/reproduction.md. scale=paper has not been run with this program yet.
+Expected: see docs/reproduction_guidance_modern.md. scale=paper has not been run with this program yet.
 
 Deviations: no paper has this experiment. scale=small is the quickstart: its text, model, steps and warm-up. The
 learning rates were chosen among 1e-3, 2e-3 and 4e-3 for each norm and optimizer, with learned positions and without

@@ -63,7 +63,7 @@ PUBLIC = (
     ("Guidance", "The loss of guided heads, from two numbers of each query.", "ag_jax.attention.guidance", ()),
     (
         "Attacks on attention",
-        "[Custom attacks](../adversarial.md#custom-attacks) has an example.",
+        "[Custom attacks](../custom_attacks.md) has an example.",
         "ag_jax.attention.attack",
         ("AttentionMask", "Attack", "MaskPolicy"),
     ),
@@ -88,7 +88,7 @@ PUBLIC = (
     ("Divergence of two predictions", "", "ag_jax.objectives.consistency", ("DivergenceConfig", "divergence")),
     (
         "Head ablation",
-        "[Head ablation](../probes.md#head-ablation) explains the numbers.",
+        "[Head ablation](../ablation.md) explains the numbers.",
         "ag_jax.probing.ablation.heads",
         ("ablate", "HeadAblation"),
     ),
@@ -100,7 +100,7 @@ PUBLIC = (
     ),
     (
         "Scores of translations",
-        "[Scores](../translation.md#scores) has an example.",
+        "[Scores](../translation_compare.md#scores) has an example.",
         "ag_jax.evaluation.translation",
         (),
     ),
