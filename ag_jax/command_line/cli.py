@@ -277,7 +277,7 @@ def _finetune(verb: Finetune) -> str | None:
         return None
     if model is None:
         return None
-    _tell(f"the weights of {model.reason}, are in {model.directory}")
+    _tell(f"the best model is in {model.directory} ({model.reason})")
     return _command("export", None, _in(verb.workdir, model.directory), f"--to=models/{workdir.name}")
 
 

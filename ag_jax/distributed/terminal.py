@@ -1,6 +1,7 @@
-"""A bar on the terminal, which shows that the program works."""
+"""Progress on standard error: a bar on a terminal, and a line for every tenth of some work."""
 
 import sys
+from collections.abc import Callable
 
 import rich.console
 import rich.progress
@@ -49,3 +50,16 @@ class Bar(rich.progress.Progress):
         """Stop the bar and restore the terminal."""
         if not self.disable:
             super().stop()
+
+
+def tenths(label: str, unit: str) -> Callable[[int, int], None]:
+    """Return a function of (number that is done, number of all) that prints a line for every tenth of some work."""
+    printed = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal printed
+        if (tenth := 10 * done // total) > printed:
+            printed = tenth
+            print(f"{label}: {done:,} of {total:,} {unit}", file=sys.stderr, flush=True)
+
+    return show
