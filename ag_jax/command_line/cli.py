@@ -257,7 +257,7 @@ def _search(verb: Search) -> str | None:
         best = of_arm.with_overrides(finished.search(workdir, arm, {}))
     except ValueError:  # no run of this arm has the metric
         return None
-    return _command("train", best, f"--workdir={verb.workdir}-best")
+    return _command("train", best, f"--workdir={verb.workdir.rstrip('/')}-best")
 
 
 def _finetune(verb: Finetune) -> str | None:
