@@ -174,8 +174,8 @@ def test_configs_of_the_package_are_found_by_name(tmp_path, monkeypatch):
     (tmp_path / "configs" / "quickstart.py").write_text(FILE)  # the given path comes first
     (tmp_path / "c.txt").write_text(FILE)
     assert load("configs/quickstart.py:title=x").settings.title == "x"
-    for name in ("quikstart", "configs", "c.txt"):
-        with pytest.raises(ValueError, match=f"--config={name} .*config file"):
+    for name, named in (("quikstart", "mean quickstart"), ("configs", "config file"), ("c.txt", "config file")):
+        with pytest.raises(ValueError, match=f"--config={name} .*{named}"):
             load(name)
 
 

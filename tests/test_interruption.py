@@ -48,7 +48,7 @@ def test_a_signal_ends_the_command_in_one_line(tmp_path, case):
         running.send_signal(number)
     done = running.wait(60)
     assert done.returncode == status, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("data: ", "run: "))]
     assert signals[0].name in line and "run the same command again" in line
     at_once = len(signals) > 1
     assert ("at once" in line) == at_once

@@ -215,7 +215,7 @@ def _search(verb: Search) -> str | None:
         best = of_arm.with_overrides(finished.search(workdir, arm, {}))
     except ValueError:  # no run of this arm has the metric
         return None
-    return _command("train", best, f"--workdir={verb.workdir}-best")
+    return _command("train", best, f"--workdir={verb.workdir.rstrip('/')}-best")
 
 
 def _finetune(verb: Finetune) -> str | None:
@@ -235,7 +235,7 @@ def _finetune(verb: Finetune) -> str | None:
         return None
     if model is None:
         return None
-    _tell(f"the weights of {model.reason}, are in {model.directory}")
+    _tell(f"the best model is in {model.directory} ({model.reason})")
     return _command("export", None, _in(verb.workdir, model.directory), f"--to=models/{workdir.name}")
 
 

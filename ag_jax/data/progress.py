@@ -13,11 +13,7 @@ Say = Callable[[str], None]
 
 def announcer(quiet: bool) -> Say:
     """Return a function that prints messages about the data; with `quiet`, one that prints nothing."""
-    return _nothing if quiet else _print
-
-
-def _nothing(message: str) -> None:
-    pass
+    return (lambda message: None) if quiet else _print
 
 
 def _print(message: str) -> None:

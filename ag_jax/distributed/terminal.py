@@ -104,3 +104,16 @@ class Bar(rich.progress.Progress):
         sys.stdout.write(f"\r{line.ljust(len(self._line or ''))}{end}")
         sys.stdout.flush()
         self._line = line
+
+
+def tenths(label: str, unit: str) -> Callable[[int, int], None]:
+    """Return a function of (number that is done, number of all) that prints a line for every tenth of some work."""
+    printed = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal printed
+        if (tenth := 10 * done // total) > printed:
+            printed = tenth
+            say(f"{label}: {done:,} of {total:,} {unit}")
+
+    return show

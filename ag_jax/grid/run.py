@@ -50,7 +50,7 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
             number = hosts.from_first("the next cell", functools.partial(experiment.claim, left, claims))
             if number is not None:
                 cell, inputs = left[number], dict(left[number].inputs)
-                hosts.tell(f"{cell.name}: {len(table)} cells are computed, {len(left)} to go")
+                hosts.tell(f"{cell.name}: {len(table)} of {len(table) + len(left)} are done")
                 result = dataclasses.replace(cell.compute(workdir / cell.path), inputs=inputs)
                 hosts.from_first("the result", functools.partial(experiment.write, cell, result))
                 continue

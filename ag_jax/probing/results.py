@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from ag_jax.data.probes.queries import Probe
+from ag_jax.distributed.terminal import tenths
 from ag_jax.grid import store
 from ag_jax.grid.cells import Artifact, Cell, Result
 from ag_jax.probing import measuring
@@ -65,7 +65,9 @@ class ProbeCell(Cell):
         """Measure the scores of all heads in all modes."""
         config = self.config
         convention = Convention(config.from_word, config.to_word, config.transposed)
-        modes = measuring.measure(self.probed, self.probe, config.modes, convention, progress=_progress(self.path))
+        modes = measuring.measure(
+            self.probed, self.probe, config.modes, convention, progress=tenths(self.path, "queries")
+        )
         artifacts: dict[str, Artifact] = {
             mode: store.write_arrays(directory, f"{mode}.npz", _arrays(of)) for mode, of in modes.items()
         }
@@ -76,13 +78,6 @@ class ProbeCell(Cell):
         """Return the scores that a result and its files hold."""
         modes = {mode: _read(directory, mode, result) for mode in self.config.modes}
         return ProbeResult(self.probed, self.config, self.probe, modes)
-
-
-def _progress(label: str) -> Callable[[int, int], None]:
-    def show(done: int, total: int) -> None:
-        print(f"{label}: {done:,} of {total:,} queries", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _arrays(measured: Measured) -> dict[str, np.ndarray]:

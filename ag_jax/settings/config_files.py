@@ -16,6 +16,7 @@ A setting that is computed from another is a field reference, so that a flag tha
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -207,7 +208,9 @@ def _open(name: str) -> tuple[str, types.ModuleType]:
     """
     file = find(name)
     if file is None:
-        raise ValueError(f"--config={name} does not exist: give a config file, or one that `ag-jax configs` lists")
+        near = difflib.get_close_matches(name, packaged(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ": give a config file, or one that `ag-jax configs` lists"
+        raise ValueError(f"--config={name} does not exist{hint}")
     if not file.is_file() or file.suffix != ".py":
         raise ValueError(f"--config={name} is no Python file: give a config file, such as --config=quickstart")
     path = str(file)

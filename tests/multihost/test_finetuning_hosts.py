@@ -44,7 +44,7 @@ def test_two_hosts_fine_tune_as_one(tmp_path, started):
     (tmp_path / "suite.py").write_text(FILE)
     command = ["finetune", f"--config={tmp_path / 'suite.py'}:model={model},data={data}"]
     started += (lost := start(2, [*command, f"--workdir={tmp_path / 'pair'}"], 2))
-    lost[0].wait_for("rte/lr0.003-bs8-seed0: 1 cells are computed, 1 to go")
+    lost[0].wait_for("rte/lr0.003-bs8-seed0: 1 of 2 are done")
     lost[1].kill()
     assert lost[0].wait(60).returncode == AGAIN, lost[0].output
     started += (alone := [Host([*command, f"--workdir={tmp_path / 'alone'}"], 4)])

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from etils import epath
 
 from ag_jax.analysis.maps import Assignment
 from ag_jax.data.records import files, formats
+from ag_jax.distributed.terminal import tenths
 from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result
 from ag_jax.objectives.masked_lm import MLM
@@ -18,7 +18,7 @@ from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing.ablation import heads, trained
 from ag_jax.probing.ablation.batches import TextBatches
-from ag_jax.probing.ablation.heads import HeadAblation, Progress
+from ag_jax.probing.ablation.heads import HeadAblation
 from ag_jax.probing.ablation.trained import TrainedModel
 from ag_jax.probing.config import HELD_OUT, AblationConfig
 
@@ -26,7 +26,6 @@ VERSION = 1  # of the computation of losses; a new one makes stored results of t
 FOLDER = "ablation"
 METRICS = {metric.metric: metric for metric in (MLM, TASK)}
 ARRAYS = ("weights_T", "base_T", "sums_NHT")
-SHOWN = 20  # lines of progress of a model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +129,7 @@ class AblationCell(Cell):
     def compute(self, directory: epath.Path) -> Result:
         """Measure the losses with and without each head."""
         opened, data = self.prepared.opened, self.prepared.data
-        ablation = heads.ablate_trained(opened, data, progress=_progress(self.path))
+        ablation = heads.ablate_trained(opened, data, progress=tenths(self.path, "batches"))
         arrays = store.write_arrays(directory, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
         return Result({"model": opened.description, "metric": ablation.metric.metric}, {"losses": arrays})
 
@@ -155,13 +154,3 @@ def _lines(config: AblationConfig) -> list[str] | None:
     with files.decompressed(pathlib.Path(config.data).expanduser()) as stream:
         lines = [line.strip() for _, line in formats.lines(stream, f"ablation.data={config.data}")]
     return [line for line in lines if line]
-
-
-def _progress(label: str) -> Progress:
-    """Return a function that shows the progress of a model's ablation in about `SHOWN` lines."""
-
-    def show(done: int, total: int) -> None:
-        if done * SHOWN // total > (done - 1) * SHOWN // total:
-            print(f"{label}: {done:,} of {total:,} batches", file=sys.stderr, flush=True)
-
-    return show

@@ -10,6 +10,7 @@ from etils import epath
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import storage
+from ag_jax.distributed.terminal import tenths
 from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result
 from ag_jax.interop import opening
@@ -101,7 +102,7 @@ class PairsCell(Cell):
         opened = opening.open_masked_lm(self.checkpoint, self.run_step)
         if models.digest(opened.model.config, opened.params, opened.tokenizer) != self.model:
             raise ValueError(f"{self.description} was changed while this command ran: run the same command again")
-        scored = scoring.score(opened, self.pairs, scoring.show_progress(self.path))
+        scored = scoring.score(opened, self.pairs, tenths(self.path, "pairs"))
         scores = store.write_arrays(directory, "scores.npz", scored.scores)
         facts = {"model": self.description, "unknown": scored.unknown, "too_long": scored.too_long}
         return Result(facts, {"scores": scores})

@@ -16,7 +16,6 @@ Shape letters: B rows of a batch, L length, K targets of a row, V vocabulary.
 """
 
 import collections
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -162,13 +161,3 @@ def _compiled(opened: WordModel) -> Callable[..., jax.Array]:
 def default_score(tokenizer: Tokenizer) -> str:
     """Return the score that judges a model: `word_l2r` with a vocabulary below 16,000 tokens, otherwise `token`."""
     return "word_l2r" if tokenizer.vocabulary_size < 16_000 else "token"
-
-
-def show_progress(label: str) -> Callable[[int, int], None]:
-    """Return a function that prints how many pairs are done."""
-
-    def show(done: int, total: int) -> None:
-        if done * 10 // total > (done - GROUP) * 10 // total or done == total:
-            print(f"{label}: {done:,} of {total:,} pairs", file=sys.stderr, flush=True)
-
-    return show
