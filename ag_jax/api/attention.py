@@ -10,7 +10,7 @@ import webbrowser
 import numpy as np
 from etils import epath
 
-from ag_jax.analysis.maps import AttentionMaps
+from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.inspection import pages
 from ag_jax.inspection.looking import look
@@ -104,12 +104,18 @@ class Attention:
         return self._view._repr_png_()
 
 
-def attention(opened: Inspected, text: str, target: str | None) -> Attention:
+def attention(opened: Inspected, text: str, target: str | None, without: Heads) -> Attention:
     """Return a model's attention to a text or, of a model that translates, to a text and its translation.
 
     target: the translation; by default the model's own.
+    without: heads of the encoder whose outputs are zeroed.
+
+    Raises ValueError for a head that the model does not have.
     """
-    seen = look(opened, text, target)
+    layers, heads = opened.model.config.layers, opened.model.config.heads
+    if strange := [place for place in without if not (0 <= place[0] < layers and 0 <= place[1] < heads)]:
+        raise ValueError(f"expected heads (layer, head) up to {(layers - 1, heads - 1)}, got {strange[0]}")
+    seen = look(opened, text, target, without)
     views = pages.views_of(seen, opened.name)
     page = NotebookView(f"Attention to: {text}", views)
     of_kinds = {maps.kind: maps for maps, _ in seen.shown}

@@ -199,14 +199,16 @@ class Model:
 
     # Attention, and heads as functions of texts.
 
-    def attention(self, text: str, target: str | None = None) -> Attention:
+    def attention(self, text: str, target: str | None = None, *, without: Sequence[tuple[int, int]] = ()) -> Attention:
         """Return the attention of all heads to a text.
 
         target: of a model that translates, the translation of the text; by default the model's own.
+        without: heads of the encoder whose outputs are zeroed, (layer, head) counted from 0, which changes the
+            attention of later layers.
 
         Raises ValueError for a target of a model that does not translate.
         """
-        return attention(self._inspected, text, target)
+        return attention(self._inspected, text, target, tuple(sorted(without)))
 
     @functools.cached_property
     def fill_mask(self) -> words.FillMask:
