@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import tracemalloc
 
 import numpy as np
@@ -244,3 +245,13 @@ def test_memory_does_not_grow_with_the_text(config, tmp_path, monkeypatch):
         sizes.append(2 * len(corpus.train.tokens))
     assert sizes[1] > 3.5 * sizes[0]
     assert peaks[1] - peaks[0] < (sizes[1] - sizes[0]) / 4, (peaks, sizes)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_on_a_terminal_is_a_bar(monkeypatch, capsys, quiet):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress.Progress("tokenising", 1000, "MB", progress.announcer(quiet)) as line:
+        line.update(500)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert shown == "" if quiet else re.search("data: tokenising .* 500/1000 MB, ", shown)
