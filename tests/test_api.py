@@ -268,7 +268,8 @@ def test_labels_decide_the_kind_of_task(label, kind, tmp_path):
 
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "python.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+README = PAGE.parent.parent / "README.md"
+BLOCKS, IN_README = (re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in (PAGE, README))
 
 
 @pytest.fixture(scope="module")
@@ -291,15 +292,19 @@ def scripts(run, tmp_path_factory):
         patch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(place / "bert"))
         patch.setattr(ag_jax, "pretrain", small(ag_jax.pretrain, **SMALL))
         patch.setattr(ag_jax, "compare", small(ag_jax.compare, **SMALL, **{"data.source": "my_texts"}))
-        patch.setattr(ag_jax, "finetune", small(ag_jax.finetune, **{"tasks.own.epochs": 1}))
+        patch.setattr(ag_jax, "finetune", small(ag_jax.finetune, **{"tasks.own.epochs": 1, "tasks.own.max_length": 64}))
         for number, code in enumerate(BLOCKS):
             exec(compile(code, f"python.md, script {number}", "exec"), names)
+        (place / "bert").rename(place / "runs" / "bert")
+        for code in IN_README:
+            given = {"my_list_of_texts": TEXTS, "my_data_frame": names["reviews"][::10]}
+            exec(compile(code, "README.md", "exec"), given)
         assert {"roads.html", "head.png", "bert.html"} <= {path.name for path in place.iterdir()}
         yield names
 
 
 def test_the_scripts_of_the_page_are_short(scripts):
-    assert len(BLOCKS) == 6 and max(len(code.splitlines()) for code in BLOCKS) <= 20
+    assert len(BLOCKS) == 6 and len(IN_README) == 1 and max(len(code.splitlines()) for code in BLOCKS) <= 20
     assert np.isfinite(scripts["value"]) and len(scripts["messages"]) == len(TEXTS)
 
 

@@ -149,7 +149,7 @@ EXAMPLES = [
     (page.name, number)
     for page in PAGES
     for number, _ in enumerate(PYTHON.findall(page.read_text()))
-    if page.name not in ("custom_attacks.md", "python.md")  # above, and in tests/test_api.py
+    if page.name not in ("custom_attacks.md", "python.md", "README.md")  # above, and in tests/test_api.py
 ]
 OF_PIPELINES = (
     "predictions.md",

@@ -29,7 +29,6 @@ MAY_DIFFER = (
     "optimizer.decay",
     "optimizer.decay_steps",
     "optimizer.final_share",
-    "optimizer.warmup_steps",
     "training.branch_from",
     "training.max_epochs",
     "training.milestone_words",
@@ -74,8 +73,8 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     if different:
         raise ValueError(
             f"{setting} is a run of another config:\n" + "\n".join(different) + "\n"
-            "A branch may have another training.steps and another optimizer.warmup_steps, decay, decay_steps and "
-            "final_share: set the others as there"
+            "A branch may have another training.steps, optimizer.decay, decay_steps and final_share: set the others as "
+            "there"
         )
 
 

@@ -75,18 +75,16 @@ AFTER_TRAINING = (
     "translation.tests",
     "translation.tokenize",
 )
-# The length of a run, which may be extended. Configs compute the warm-up from it, and it is over in a finished run.
-LENGTH = ("training.steps", "optimizer.warmup_steps")
 # Settings in which a checkpoint may differ from `config.json`, too: the length of a run that was extended, and paths of
 # files whose content `corpus.json` and `tokenizer/` describe.
 MAY_CHANGE = (
-    *LENGTH,
     "data.source",
     "data.target",
     "data.tokenizer.path",
     "data.validation_",
     "training.initial_weights",
     "training.branch_from",
+    "training.steps",
 )
 
 
@@ -189,7 +187,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     with reading(path):
         is_longer = config.training.steps > steps
     extends = is_longer and extension.is_finished(steps, workdir)
-    may_differ: tuple[str, ...] = (*MAY_DIFFER, *LENGTH) if extends else MAY_DIFFER
+    may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
     if not extends and any(settings["translation.average"] > 1 for settings in (before, after)):
         # This setting decides which checkpoints are averaged, so it may change only when a finished run is extended.
         may_differ = tuple(name for name in may_differ if name != "training.checkpoint_every")

@@ -45,13 +45,6 @@ def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, t
     assert run_directory.read_config(copy).training.steps == LONG
 
 
-def test_a_longer_run_may_have_a_longer_warm_up(text, copy):
-    """Config files compute it from `training.steps`."""
-    run_directory.claim(settings(text, LONG, **{"optimizer.warmup_steps": 2}), copy)
-    opened = open_run(copy, SHORT)
-    assert (opened.step, opened.config.optimizer.warmup_steps) == (SHORT, 2)
-
-
 def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy):
     extension.begin(SHORT, settings(text, LONG), copy)
     assert run.train(settings(text), copy) == short[1]
