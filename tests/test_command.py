@@ -21,6 +21,7 @@ from etils import epath
 from ag_jax import main
 from ag_jax.command_line import cli, parser
 from ag_jax.data import pipeline
+from ag_jax.finetuning import contents
 from ag_jax.pretraining import run as run_room
 from ag_jax.pretraining import run_directory
 from ag_jax.settings import schema
@@ -245,14 +246,14 @@ def test_verbs_with_wrong_flags(tmp_path, rejected, arguments, status, named):
 
 
 CONTENTS = {
-    cli.RUN: {"config.json": {"data": {}, "training": {}}, "metrics.jsonl": {"step": 1, "split": "train"}},
-    cli.SUITE: {"config.json": {"tasks": {"rte": {}}}, "rte/lr2e-05-bs32-seed0/metrics.jsonl": {}},
-    cli.COMPARISON: {"report.json": {"arms": {}, "seeds": [0]}, "ag-seed0/config.json": {}},
-    cli.ARMS: {"ag-seed0/config.json": {}},
-    cli.SUITES: {"report.json": {"arms": ["a"], "tasks": {}}, "a/config.json": {}},
-    cli.SEARCH: {"search.json": {}, "best.json": {}},
-    cli.PROBES: {"report.json": {"probes": {}}, "ag-seed0/config.json": {}},
-    cli.TOKENIZER: {"checksum.json": {}},
+    contents.RUN: {"config.json": {"data": {}, "training": {}}, "metrics.jsonl": {"step": 1, "split": "train"}},
+    contents.SUITE: {"config.json": {"tasks": {"rte": {}}}, "rte/lr2e-05-bs32-seed0/metrics.jsonl": {}},
+    contents.COMPARISON: {"report.json": {"arms": {}, "seeds": [0]}, "ag-seed0/config.json": {}},
+    contents.ARMS: {"ag-seed0/config.json": {}},
+    contents.SUITES: {"report.json": {"arms": ["a"], "tasks": {}}, "a/config.json": {}},
+    contents.SEARCH: {"search.json": {}, "best.json": {}},
+    contents.PROBES: {"report.json": {"probes": {}}, "ag-seed0/config.json": {}},
+    contents.TOKENIZER: {"checksum.json": {}},
 }
 
 
@@ -261,12 +262,12 @@ def test_a_directory_of_another_kind_is_named(there, tmp_path):
     for name, content in CONTENTS[there].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    for kind in CONTENTS.keys() - {cli.ARMS}:
-        if there in (kind, *cli.MAY_HOLD.get(kind, ())):
-            assert cli.output_directory(str(tmp_path), kind) == epath.Path(tmp_path)
+    for kind in CONTENTS.keys() - {contents.ARMS}:
+        if there in (kind, *contents.MAY_HOLD.get(kind, ())):
+            assert contents.output_directory(str(tmp_path), kind) == epath.Path(tmp_path)
         else:
             with pytest.raises(ValueError, match=f"{there}, expected {kind}"):
-                cli.output_directory(str(tmp_path), kind)
+                contents.output_directory(str(tmp_path), kind)
 
 
 @pytest.mark.parametrize(
