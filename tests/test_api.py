@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import huggingface_hub
 import jax
@@ -22,12 +23,15 @@ from etils import epath
 
 import ag_jax
 from ag_jax.analysis import maps
-from ag_jax.api import texts
+from ag_jax.api import finetuning, pretraining, texts
+from ag_jax.distributed import terminal
 from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pretraining.open_run import open_run
+from ag_jax.settings import config_files
 from ag_jax.training.metrics import CLOCK_FIELDS
+from ag_jax.training.progress import ProgressLine
 from tests import tiny
 from tests.finetuning import tasks
 
@@ -105,6 +109,27 @@ def test_an_interrupted_cell_saves_and_goes_on_with_equal_numbers(run, tmp_path)
     assert all(map(np.array_equal, again, jax.tree.leaves(run.model.params)))
 
 
+def test_progress_in_a_notebook_is_one_line_that_is_overwritten(monkeypatch, capsys):
+    """A kernel's streams say that they are terminals; no escape sequence may reach them."""
+    kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    line = ProgressLine("run", 0, 20, "mlm_loss")
+    for step in (10, 20):
+        row = {"step": step, "mlm_loss": 9.0 - step / 10, "learning_rate": 1e-3, "tokens_per_second": 1e3}
+        line.update(row, seconds_left=20.0 - step)
+    line.close()
+    with terminal.progress(False):
+        quiet = ProgressLine("quiet", 0, 20, "mlm_loss")
+        quiet.update(row, 0.0)
+        quiet.close()
+    shown = capsys.readouterr()
+    assert shown.err == "" and "\x1b" not in shown.out and "quiet" not in shown.out
+    assert shown.out.count("\n") == 1 and shown.out.endswith("\n")
+    first, *_, last = shown.out.strip().split("\r")
+    assert "compiling" in first and "20/20" in last and "mlm_loss 7.000" in last
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -145,6 +170,18 @@ def test_records_are_the_same_file_in_every_form(form, tmp_path):
     assert epath.Path(without_labels).read_text() == '{"text": "a"}\n'
 
 
+def test_pairs_in_memory_are_both_sides_of_a_translation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.en", "a.de", "b.en"):
+        (tmp_path / name).write_text("one\n")
+    base = config_files.load("translate:source=a.en,target=a.de")
+    pairs = [{"source": "A dog.", "target": "Ein Hund."}]
+    data = pretraining._with_texts(base, epath.Path(tmp_path), pairs, None).settings.data
+    assert data.target is None and epath.Path(data.source).read_text() == json.dumps(pairs[0]) + "\n"
+    data = pretraining._with_texts(base, epath.Path(tmp_path / "other"), "b.en", None).settings.data
+    assert (data.source, data.target) == ("b.en", "a.de")
+
+
 def test_wrong_settings(tmp_path):
     for config, settings, said in (
         ("quickstart:arm=xx", {}, "arm"),
@@ -159,8 +196,6 @@ def test_wrong_settings(tmp_path):
 
 
 def test_a_config_dict_is_a_config(run):
-    from ag_jax.settings import config_files
-
     config = config_files.read("quickstart:arm=ag")
     again = ag_jax.pretrain(config, workdir=run.workdir, settings=SMALL)
     assert again.summary == run.summary
@@ -261,8 +296,6 @@ def test_finetune_on_a_data_frame(run, tmp_path):
     ("label", "kind"), [(1, "classification"), (True, "classification"), (0.5, "regression"), (["O"], "tagging")]
 )
 def test_labels_decide_the_kind_of_task(label, kind, tmp_path):
-    from ag_jax.api import finetuning
-
     path = texts.source([{"text": "a", "label": label}], tmp_path, "train", ("text", "label"))
     assert finetuning._kind(path, "label") == kind
 

@@ -93,9 +93,8 @@ class Attention:
 
     def __repr__(self) -> str:
         layers, heads, queries, keys = self.weights.shape
-        return (
-            f"<attention of {layers} layers of {heads} heads, {queries} queries to {keys} keys: {self.maps.sentence}>"
-        )
+        shape = f"{layers} layers of {heads} heads, {queries} queries, {keys} keys"
+        return f"<ag_jax.Attention: {shape}\n {self.maps.sentence}>"
 
     def _repr_html_(self) -> str:
         return self._view._repr_html_()

@@ -10,12 +10,13 @@ from ag_jax.training.stopping import Interrupted
 
 @contextlib.contextmanager
 def training(function: str, progress: Progress) -> Iterator[None]:
-    """Context manager of a call that trains, in which an interruption is a KeyboardInterrupt once all is saved.
+    """Context manager of a call that trains, in which an interruption is a KeyboardInterrupt that says how to go on.
 
     function: name of the function of `ag_jax` that is called.
     """
     with terminal.progress(progress):
         try:
             yield
-        except Interrupted as stop:
-            raise KeyboardInterrupt(f"{stop}. To go on, call ag_jax.{function} with the same arguments again") from None
+        except (Interrupted, KeyboardInterrupt) as stop:
+            what = str(stop) or "stopped"
+            raise KeyboardInterrupt(f"{what}. To go on, call ag_jax.{function} with the same arguments again") from None

@@ -45,5 +45,5 @@ def load(config: Config, settings: Settings | None, expected: type) -> config_fi
         loaded = loaded.with_overrides(changes)
         _ = loaded.settings  # checks them
     except ValueError as error:
-        raise SettingsError(str(error)) from error
+        raise SettingsError(str(error).removeprefix("--config=")) from error
     return loaded

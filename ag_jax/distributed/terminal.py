@@ -64,8 +64,9 @@ class Bar(rich.progress.Progress):
     ):
         console = rich.console.Console(stderr=True, force_jupyter=False)
         whole = rich.table.Column(no_wrap=True)
-        is_shown = is_shown and _progress.get() is None
-        self._name, self._stays, self._line = name, stays, "" if is_shown and is_notebook() else None
+        is_shown, in_notebook = is_shown and _progress.get() is None, is_notebook()
+        self._name, self._stays = name, stays
+        self._line = "" if is_shown and in_notebook else None  # what the line of a notebook shows
         super().__init__(
             rich.progress.SpinnerColumn("line", finished_text=""),
             rich.progress.TextColumn("{task.description}"),
@@ -75,7 +76,8 @@ class Bar(rich.progress.Progress):
             console=console,
             transient=not stays,
             redirect_stdout=sys.stdout.isatty(),  # the bar is on standard error
-            disable=not (is_shown and console.is_terminal),
+            # The streams of a notebook's kernel say that they are terminals.
+            disable=not (is_shown and console.is_terminal) or in_notebook,
         )
         self._task = self.add_task(name, total=total, status="")
 
