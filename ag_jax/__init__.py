@@ -9,6 +9,7 @@
 Names are imported when they are first used, because JAX takes seconds.
 """
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +56,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'ag_jax' has no attribute {name!r}")
+        near = difflib.get_close_matches(name, _MODULE_OF, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"module 'ag_jax' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"ag_jax.api.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

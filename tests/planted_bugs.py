@@ -1218,8 +1218,8 @@ BUGS = (
     Bug(
         "a token that begins with a space belongs to the word before",
         "ag_jax/api/attention.py",
-        "[max(end - 1, 0) for _, end in places]",
-        "[begin for begin, _ in places]",
+        "for token, (_, stop) in enumerate(",
+        "for token, (stop, _) in enumerate(",
         "tests/test_api.py",
     ),
     Bug(

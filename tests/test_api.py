@@ -54,7 +54,10 @@ def run(tmp_path_factory):
     """A run on texts of a generator."""
     shown = []
     made = pretrain(workdir=tmp_path_factory.mktemp("api") / "run", texts=iter(TEXTS), progress=shown.append)
-    assert [row["step"] for row in shown] == [2, 4, 6, 8]
+    rows = [(row["split"], row["step"]) for row in shown]
+    assert {row["run"] for row in shown} == {"run"}
+    assert [step for split, step in rows if split == "train"] == [2, 4, 6, 8]
+    assert [step for split, step in rows if split == "validation"] == [4, 8]
     return made
 
 
@@ -97,7 +100,9 @@ def test_an_interrupted_cell_saves_and_goes_on_with_equal_numbers(run, tmp_path)
         pretrain(
             workdir=tmp_path / "run",
             texts=TEXTS,
-            progress=lambda row: os.kill(os.getpid(), signal.SIGINT) if row["step"] == 4 else None,
+            progress=lambda row: (
+                os.kill(os.getpid(), signal.SIGINT) if (row["split"], row["step"]) == ("train", 4) else None
+            ),
         )
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     done = []
@@ -130,6 +135,52 @@ def test_progress_in_a_notebook_is_one_line_that_is_overwritten(monkeypatch, cap
     assert "compiling" in first and "20/20" in last and "mlm_loss 7.000" in last
 
 
+def test_a_model_of_a_step_starts_from_that_step_or_is_refused(run, tmp_path):
+    model = ag_jax.load(run.workdir, step=4)
+    suite = ag_jax.finetune(
+        model,
+        {"text": TEXTS, "label": ["a", "b"] * (len(TEXTS) // 2)},
+        workdir=tmp_path / "suite",
+        config="finetune/own:scale=small",
+        settings={"tasks.own.epochs": 1},
+        validation=0.5,
+        progress=False,
+    )
+    assert json.loads((suite.workdir / "config.json").read_text())["step"] == 4
+    with pytest.raises(ValueError, match="of step 4"):
+        pretrain(workdir=tmp_path / "run", texts=TEXTS, initial=model)
+    with pytest.raises(ValueError, match="one step"):
+        ag_jax.probe([model, run.model], workdir=tmp_path / "probes")
+
+
+def test_texts_and_a_source_in_the_settings_contradict_each_other(run, tmp_path):
+    settings = SMALL | {"data.source": "sotu"}
+    with pytest.raises(ag_jax.SettingsError, match="data.source"):
+        ag_jax.pretrain("quickstart:arm=ag", workdir=run.workdir, settings=settings)
+    with pytest.raises(ag_jax.SettingsError, match="data.source"):
+        ag_jax.pretrain("quickstart:arm=ag", workdir=tmp_path / "run", texts=TEXTS, settings=settings)
+    with pytest.raises(ValueError, match="one text"):
+        pretrain(workdir=tmp_path / "run", texts="A text.\nAnd another line.")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  We  will\n rebuild ", ["We", "will", "rebuild"]),
+        ("roads\n\n\nstrong", ["roads", "strong"]),
+        ("road " * 60, ["road"] * 60),
+    ],
+)
+def test_words_have_their_own_tokens_alone(text, expected, run):
+    attention = run.model.attention(text)
+    ids, tokenizer = attention.maps.ids_L, run.model.tokenizer
+    shown = attention.words
+    assert [word for word, _, _ in shown] == expected[: len(shown)] and (len(shown) == len(expected) or len(ids) == 64)
+    for word, first, end in shown[:-1] if len(ids) == 64 else shown:
+        assert tokenizer.decode(ids[first:end]).strip() == word
+    assert all(first >= 1 and end <= len(ids) - 1 for _, first, end in shown), "special tokens belong to no word"
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -142,6 +193,8 @@ def test_progress_in_a_notebook_is_one_line_that_is_overwritten(monkeypatch, cap
         ({"words": ["a"]}, "row 0 of train.*'text'.*'words'"),
         ([], "at least one row"),
         (["a", 5], "row 1 of train.*int"),
+        ([{"text": {"a": None}}], "row 0 of train.*'text'"),
+        (pandas.DataFrame([["a", "b"]], columns=["text", "text"]), "different names"),
     ],
 )
 def test_data_that_cannot_be_used_name_the_row(data, said, tmp_path):
@@ -214,7 +267,9 @@ def test_attention_is_that_of_the_maps_and_its_words_are_those_of_the_text(run, 
     shown = [word for word, _, _ in attention.words]
     assert shown == text.split()[: len(shown)] and decoded[:-1] == shown[:-1] and shown[-1].startswith(decoded[-1])
     ends = [1, *(end for _, _, end in attention.words)]
-    assert [first for _, first, _ in attention.words] == ends[:-1] and ends[-1] == keys - 1
+    # The second of two spaces is a token of its own, which belongs to no word.
+    gaps = [first - end for (_, first, _), end in zip(attention.words, ends, strict=False)]
+    assert gaps == [int(word == "rebuild") for word in shown] and ends[-1] == keys - 1
     assert attention.decoder is None and attention.save(tmp_path / "page.html").exists()
     assert "<iframe" in attention._repr_html_() and len(repr(attention)) < 500
 
@@ -223,17 +278,14 @@ def test_apply_is_the_model_itself(run):
     """Its logits and hidden states are those of the module, and dropout depends on the key alone."""
     model = run.model
     mask = model.tokenizer.specials.mask
-    batch = model.batch(["We will <mask> roads.", "The union is strong, and so are all of its roads."])
-    ids = model.tokenizer.encode("We will roads.")
-    batch["tokens"][0] = model.tokenizer.specials.pad
-    row = [model.tokenizer.specials.begin, *ids[:2], mask, *ids[2:], model.tokenizer.specials.end]
-    batch["tokens"][0, : len(row)] = row
-    batch["segment_ids"][0] = np.arange(batch["tokens"].shape[1]) < len(row)
-    apply = jax.jit(model.apply)
-    outputs = apply(model.params, batch)
+    masked = "We will <mask> roads."
+    batch = model.batch([masked, "The union is strong, and so are all of its roads."])
+    ((row, place),) = np.argwhere(batch["tokens"] == mask)
+    assert row == 0 and (batch["tokens"][0] != model.tokenizer.specials.pad).sum() == batch["segment_ids"][0].sum()
+    outputs = jax.jit(model.apply)(model.params, batch)
+    np.testing.assert_allclose(outputs.logits[0, place], model.fill_mask.logits(masked)[0], atol=1e-5)
     opened = open_run(run.workdir)
-    at_mask = {"masked_positions": np.array([[3], [3]])}
-    expected = tiny.apply(opened.model, opened.params, batch | at_mask)
+    expected = tiny.apply(opened.model, opened.params, batch | {"masked_positions": np.array([[3], [3]])})
     size = model.tokenizer.vocabulary_size
     np.testing.assert_allclose(outputs.logits[:, 3], expected.words_BMV[:, 0, :size], atol=1e-5)
     np.testing.assert_allclose(outputs.hidden, expected.encoded_BLD, atol=1e-5)
@@ -285,6 +337,11 @@ def test_finetune_on_a_data_frame(run, tmp_path):
     said = ag_jax.load(suite.workdir).predict([*frame["review"].iloc[:3]])
     assert [row["prediction"] for row in suite.predictions["test"]] == said and {*said} <= {-1, 5}
     np.testing.assert_allclose(suite.best.predict_proba(["good road 1"]).sum(-1), 1)
+    assert [row["id"] for row in suite.predictions["test"]] == [0, 1, 2]
+    with pytest.raises(ValueError, match="data frame"):
+        suite.best.predict(frame)
+    with pytest.raises(ValueError, match="1/3"):
+        finetune(validation=0.4)
     assert len(repr(suite)) < 500 and "<table>" in suite._repr_html_()
     with pytest.raises(ValueError, match="other train data"):
         ag_jax.finetune(
@@ -359,4 +416,5 @@ def test_probe_a_model(run, tmp_path):
     assert models == {"model", "random"} and all(
         0 <= row["low"] <= row["score"] <= row["high"] <= 1 for row in probes.table
     )
-    assert {row["layer"] for row in probes.heads} == {1, 2} and probes.report.exists() and len(repr(probes)) < 500
+    assert {row["layer"] for row in probes.heads} == {0, 1} and all(row["chance"] > 0 for row in probes.table)
+    assert probes.report.exists() and len(repr(probes)) < 500

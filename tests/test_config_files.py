@@ -133,6 +133,15 @@ def test_settings_that_are_computed_from_others(tmp_path):
         assert (settings.parts["first"], settings.parts["second"], settings.other) == expected
     assert config.with_overrides({"other.count": 7}).values == config.values  # those of the file
     assert config.values["parts"]["second"]["rates"] == [0.2, 0.5]
+    path.write_text(
+        FILE.replace(
+            "return config",
+            """config.parts.first.count = config.other.get_ref("count")
+    return config""",
+        )
+    )
+    with pytest.raises(ValueError, match="is computed from another"):  # the two are one setting
+        _ = load(str(path), {"parts.first.count": 3, "other.count": 7}).settings
     for value in ("x", 1.5, None, 2**31):
         with pytest.raises(ValueError, match=r": other\.count must be"):
             _ = config.with_overrides({"other.count": value}).settings

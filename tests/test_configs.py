@@ -501,3 +501,11 @@ def test_asas_table_6(tmp_path):
     assert optimizer.warmup_steps == 0.06 * paper.training.steps and paper.model.dropout == 0.1
     assert small.training.steps * small.training.batch_size * small.data.sequence_length < 1e6
     assert parsed("asa/table6_pretraining.py", f"run={start},arm=plain").adversarial.method == "none"
+
+
+@pytest.mark.parametrize("name", ["modern/modernbert", "roberta/table9_pretraining"])
+def test_a_small_model_is_trained_on_the_text_that_is_given(name, tmp_path):
+    for corpus in ("books", "wikipedia", "cc_news", "openwebtext", "stories"):
+        (tmp_path / corpus).mkdir()
+    given = parsed(name + ".py", f"data={tmp_path},scale=small").data.source
+    assert str(tmp_path) in given and parsed(name + ".py", "scale=small").data.source == "sotu"

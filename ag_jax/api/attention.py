@@ -12,6 +12,7 @@ from etils import epath
 
 from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import terminal
 from ag_jax.inspection import pages
 from ag_jax.inspection.looking import look
 from ag_jax.interop.opening import Inspected
@@ -55,22 +56,24 @@ class Attention:
     def words(self) -> tuple[tuple[str, int, int], ...]:
         """The words of the keys, split at white space: (word, its first token, the token after its last).
 
-        The sum of `weights[..., first:end]` over these tokens is the attention to the word. Special tokens belong to no
-        word, and what was cut off is left out.
+        The sum of `weights[..., first:end]` over these tokens is the attention to the word. Special tokens and tokens
+        of white space alone belong to no word. Of a text that was cut off, the last word may have fewer tokens.
+
+        Raises ValueError for a translation whose tokenizer has a model of its own for the target.
         """
         [(ids, places)] = self.tokenizer.locate_batch([self.text])
-        # Of the rows, some begin with a special token.
-        begin = next(place for place in (0, 1) if [*self.maps.ids_L[place : place + len(ids)]][:1] == ids[:1])
-        spans = [(word.group(), *word.span()) for word in re.finditer(r"\S+", self.text)]
-        starts = [start for _, start, _ in spans]
-        # A token may begin with the space before its word, and so belongs to the word of its last character.
-        owner = np.searchsorted(starts, [max(end - 1, 0) for _, end in places], side="right") - 1
-        owner = owner[: len(self.maps.ids_L) - begin]
-        found = []
-        for number in dict.fromkeys(owner.tolist()):
-            tokens = np.flatnonzero(owner == number) + begin
-            found.append((spans[number][0], int(tokens[0]), int(tokens[-1]) + 1))
-        return tuple(found)
+        shown = [int(id) for id in self.maps.ids_L]
+        begin, end = int(shown[:1] != ids[:1]), len(shown) - int(shown[-1] == self.tokenizer.specials.end)
+        if shown[begin:end] != ids[: end - begin]:
+            raise ValueError(f"the words of {self.text!r} are not known with this tokenizer: use the tokens")
+        words = list(re.finditer(r"\S+", self.text))
+        tokens: dict[int, list[int]] = {}
+        for token, (_, stop) in enumerate(places[: end - begin], begin):
+            # A token may begin with the space before its word, and so belongs to the word of its last character.
+            owner = next((number for number, word in enumerate(words) if word.start() < stop <= word.end()), None)
+            if owner is not None:
+                tokens.setdefault(owner, []).append(token)
+        return tuple((words[owner].group(), places[0], places[-1] + 1) for owner, places in tokens.items())
 
     def save(self, path: str | os.PathLike) -> epath.Path:
         """Write a web page with all heads, which opens in a browser without a network, and return its path."""
@@ -78,14 +81,9 @@ class Attention:
 
     def show(self) -> None:
         """Show the page of all heads: in a notebook as the output of the cell, elsewhere in a browser."""
-        try:
-            from IPython import get_ipython
+        if terminal.is_notebook():
             from IPython.display import display
 
-            in_notebook = getattr(get_ipython(), "kernel", None) is not None
-        except ImportError:
-            in_notebook = False
-        if in_notebook:
             display(self)
             return
         page = self.save(epath.Path(tempfile.mkdtemp(prefix="ag_jax-")) / "attention.html")
@@ -113,7 +111,7 @@ def attention(opened: Inspected, text: str, target: str | None, without: Heads) 
     """
     layers, heads = opened.model.config.layers, opened.model.config.heads
     if strange := [place for place in without if not (0 <= place[0] < layers and 0 <= place[1] < heads)]:
-        raise ValueError(f"expected heads (layer, head) up to {(layers - 1, heads - 1)}, got {strange[0]}")
+        raise ValueError(f"expected heads (layer, head) from (0, 0) to {(layers - 1, heads - 1)}, got {strange[0]}")
     seen = look(opened, text, target, without)
     views = pages.views_of(seen, opened.name)
     page = NotebookView(f"Attention to: {text}", views)

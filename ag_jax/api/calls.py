@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from etils import epath
+
 from ag_jax.distributed import terminal
 from ag_jax.distributed.terminal import Progress
 from ag_jax.training.stopping import Interrupted
@@ -20,3 +22,10 @@ def training(function: str, progress: Progress) -> Iterator[None]:
         except (Interrupted, KeyboardInterrupt) as stop:
             what = str(stop) or "stopped"
             raise KeyboardInterrupt(f"{what}. To go on, call ag_jax.{function} with the same arguments again") from None
+
+
+def written(report: epath.Path | None, workdir: epath.Path) -> epath.Path:
+    """Return the path of a report. Raises RuntimeError for None, which says that other processes are still at work."""
+    if report is None:
+        raise RuntimeError(f"other processes are at work in {workdir}: call again when they have ended")
+    return report

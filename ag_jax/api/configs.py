@@ -1,7 +1,8 @@
 """Configs and settings as Python gives them."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ag_jax.finetuning.config import FinetuningConfig
@@ -25,25 +26,37 @@ class SettingsError(ValueError):
     """Error for a config or a setting that does not exist, or whose value is not allowed."""
 
 
-def load(config: Config, settings: Settings | None, expected: type) -> config_files.Config:
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Context manager in which a ValueError becomes a SettingsError."""
+    try:
+        yield
+    except ValueError as error:  # `from None`, because the message is all that helps
+        raise SettingsError(str(error).removeprefix("--config=")) from None
+
+
+def load(
+    config: Config, settings: Settings | None, expected: type, arguments: Mapping[str, Any] | None = None
+) -> config_files.Config:
     """Return a config with settings on top, checked.
 
     expected: the dataclass that the config must be made for.
+    arguments: further arguments of the config file.
 
     Raises SettingsError.
     """
     changes = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in (settings or {}).items()
     }
-    try:
+    with errors():
         if isinstance(config, ConfigDict):
             loaded = config_files.of_dict(config)
+        elif isinstance(config, str | os.PathLike):
+            loaded = config_files.load(os.fspath(config), given=arguments)
         else:
-            loaded = config_files.load(os.fspath(config))
+            raise ValueError(f"expected the name of a config, a config file or a ConfigDict, got {config!r}")
         if loaded.kind is not expected:
             raise ValueError(f"{loaded.source} is a config for {FOR[loaded.kind]}, expected one for {FOR[expected]}")
         loaded = loaded.with_overrides(changes)
         _ = loaded.settings  # checks them
-    except ValueError as error:
-        raise SettingsError(str(error).removeprefix("--config=")) from error
     return loaded

@@ -9,10 +9,9 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.api import configs, tables, texts
-from ag_jax.api.calls import training
+from ag_jax.api import calls, configs, tables, texts
 from ag_jax.api.configs import Settings
-from ag_jax.api.model import Model, directory_of, load
+from ag_jax.api.model import Model, directory_of, load, step_of
 from ag_jax.api.texts import Texts
 from ag_jax.data.json_files import read_json
 from ag_jax.distributed.terminal import Progress
@@ -68,11 +67,16 @@ class Suite:
 
     def _prediction(self, row: Mapping[str, Any]) -> dict[str, Any]:
         label = self.best.label(row["class"]) if "class" in row else row["prediction"]
-        return {"id": row["id"], "prediction": label}
+        return {"id": int(row["id"]), "prediction": label}
 
     def __repr__(self) -> str:
-        lines = [" " + ", ".join(f"{name} {_shown(value)}" for name, value in row.items()) for row in self.scores]
-        return "\n".join([f"<ag_jax.Suite {self.workdir}", *lines]) + ">"
+        lines = [
+            f" {row['split']}, seed {row['seed']}: "
+            + ", ".join(f"{name} {_shown(value)}" for name, value in row.items() if name not in ("split", "seed"))
+            for row in self.scores
+        ]
+        notes = [f" note: {note}" for note in self.numbers["tasks"][TASK].get("notes", [])[:2]]
+        return "\n".join([f"<ag_jax.Suite {self.workdir}", *lines, *notes]) + ">"
 
     def _repr_html_(self) -> str:
         return tables.to_html(self.scores, f"Report: {self.report}")
@@ -87,7 +91,7 @@ def finetune(
     train: Texts,
     *,
     workdir: str | os.PathLike,
-    validation: float | Texts = 0.1,
+    validation: float | Texts | None = None,
     test: Texts | None = None,
     kind: str | None = None,
     text: str = "text",
@@ -103,17 +107,19 @@ def finetune(
         suite = ag_jax.finetune("runs/bert", train=frame, workdir="runs/reviews", text="review", label="stars")
         suite.best.predict(["A warm and funny film."])
 
-    model: a model, its directory, or its name on the Hugging Face hub after `ag-jax import`.
+    model: a model, or its directory.
     train: the examples: a file, records, a dict of lists, or a data frame. Data in memory are written to
         `workdir/data`.
     workdir: directory of the models and the report.
-    validation: examples for validation, or the share of `train` that is held out for it.
+    validation: examples for validation, or the share of `train` that is held out for it: 1/2, 1/3, and so on. None:
+        those that an earlier call wrote to `workdir/data`, or else a tenth.
     test: examples that are only predicted, and scored if they have labels.
     kind: classification, regression, choice, tagging or span. None: by the labels of data in memory, where a list is
         tagging, a float regression, and anything else classification; for files classification.
     text: name of the column with the text; of tagging with the list of words, of span with the context.
     pair: name of the column with the second text of a pair, or with the question.
-    label: name of the column with the labels. Models predict labels of the type that they have there.
+    label: name of the column with the labels. Models predict labels of the type that they have there; texts, if they
+        have several types.
     seeds: seeds of the models.
     config: the config, with arguments of its own, such as "finetune/own:scale=small" for small models.
     settings: settings on top of it, such as {"tasks.own.epochs": 3}.
@@ -122,33 +128,50 @@ def finetune(
     Raises SettingsError for wrong settings, ValueError or OSError for data that cannot be used, and KeyboardInterrupt,
     with everything saved, if it is interrupted.
     """
-    with training("finetune", progress):
+    with calls.training("finetune", progress):
         directory = contents.output_directory(workdir, contents.SUITE)
-        columns = [name for name in (text, pair, label) if name is not None]
-        arguments = {"checkpoint": directory_of(model), "text": text, "second": pair, "label": label}
-        arguments["train"] = texts.source(train, directory, "train", columns)
-        if isinstance(validation, int | float):
-            if not 0 < validation <= 0.5:
-                raise ValueError(f"validation must be a share above 0 and at most 0.5, or examples, got {validation}")
-            arguments["held_out"] = str(round(1 / validation))
-        else:
-            arguments["validation"] = texts.source(validation, directory, "validation", columns)
-        if test is not None:
-            arguments["test"] = texts.source(test, directory, "test", columns, optional=(label,))
-        arguments["kind"] = kind or (None if isinstance(train, str | os.PathLike) else _kind(arguments["train"], label))
-        items = [f"{name}={value}" for name, value in arguments.items() if value is not None]
-        source = f"{config}{',' if ':' in config else ':'}{','.join(items)}"
-        base = configs.load(source, {**(settings or {}), "seeds": list(seeds)}, FinetuningConfig)
-        path = comparison.finetune(base, directory)
-    if path is None:
-        raise RuntimeError(f"other processes train the last models of {directory}: call again when they have ended")
+        opened_at = {} if step_of(model) is None else {"step": step_of(model)}
+        settings = {"seeds": _seeds(seeds), **opened_at, **(settings or {})}
+        choices = settings.get(f"tasks.{TASK}.custom.choices", ())
+        columns = [str(name) for name in (text, pair, *choices, label, "is_impossible") if name is not None]
+        sources = {
+            "train": texts.source(train, directory, "train", columns, ("is_impossible",)),
+            "test": texts.source(test, directory, "test", columns, ("is_impossible", label)),
+        }
+        share = validation if isinstance(validation, int | float) else None
+        if share is None:
+            examples: Any = validation
+            sources["validation"] = texts.source(examples, directory, "validation", columns, ("is_impossible",))
+        elif not 0 < share <= 0.5 or abs(share * round(1 / share) - 1) > 0.01:
+            raise ValueError(f"validation must be examples, or a share such as 1/2, 1/3 or 1/10, got {validation}")
+        if sources["train"] is None:
+            raise ValueError("expected examples to train on, got None: give a file, records, or a data frame")
+        if kind is None and not isinstance(train, str | os.PathLike):
+            kind = _kind(sources["train"], str(label))
+        arguments: dict[str, Any] = {"checkpoint": directory_of(model), "text": str(text), "label": str(label)}
+        arguments |= {"second": None if pair is None else str(pair), **sources}
+        arguments |= {} if kind is None else {"kind": kind}
+        arguments |= {} if share is None else {"held_out": round(1 / share)}
+        arguments |= {"choices": tuple(choices)} if choices else {}
+        base = configs.load(config, settings, FinetuningConfig, arguments)
+        path = calls.written(comparison.finetune(base, directory), directory)
     return Suite(directory, path)
 
 
-def _kind(file: str | None, label: str) -> str:
+def _seeds(seeds: Sequence[int]) -> list[int]:
+    if isinstance(seeds, int):
+        raise ValueError(f"seeds must be a list of seeds, got {seeds}: give seeds=({seeds},), or tuple(range({seeds}))")
+    return list(seeds)
+
+
+def _kind(file: str, label: str) -> str:
     """Return the kind of task that the first label of a file of data in memory belongs to."""
-    with epath.Path(str(file)).open() as lines:
+    with epath.Path(file).open() as lines:
         value = json.loads(next(lines))[label]
+    if isinstance(value, list) and any(isinstance(item, int) for item in value):
+        raise ValueError(
+            f"expected tags as texts, such as B-PER, got numbers in the column {label!r}: give their names"
+        )
     if isinstance(value, list):
         return "tagging" if all(isinstance(item, str) for item in value) else "span"
     return {float: "regression", dict: "span"}.get(type(value), "classification")

@@ -17,7 +17,6 @@ from ag_jax.api.attention import Attention, attention
 from ag_jax.api.pipelines import answers, choices, classes, tags, translations, vectors, words
 from ag_jax.api.pipelines.arguments import pairs_of
 from ag_jax.api.pipelines.guesses import softmax
-from ag_jax.data.tasks.rows import RowSettings, longest_first
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best
@@ -62,7 +61,15 @@ def load(source: str | os.PathLike, *, step: int | None = None, trust_code: bool
     Raises FileNotFoundError or ValueError with what was expected.
     """
     path = os.fspath(source)
-    if storage.is_remote(path) or pathlib.Path(path).expanduser().exists():
+    place = pathlib.Path(path).expanduser()
+    if (
+        not storage.is_remote(path)
+        and not place.exists()
+        and (place.is_absolute() or place.parent.name)
+        and (place.parent.is_dir())
+    ):
+        raise FileNotFoundError(f"{path} does not exist: give the directory of a model, or its name on the hub")
+    if storage.is_remote(path) or place.exists():
         directory = storage.directory(best.resolve(path))
     else:
         directory = epath.Path(directories.find(path))
@@ -130,25 +137,16 @@ class Model:
     def batch(self, texts: str | tuple[str, str] | Sequence[str | tuple[str, str]]) -> dict[str, np.ndarray]:
         """Return texts, or pairs of texts, as the batch that `apply` takes, int32 [texts, tokens].
 
-        Special tokens are added, and texts that are too long are cut as in training. Rows are as long as the longest
-        text, rounded up to a multiple of 8, so that `jax.jit` compiles few shapes.
+        Special tokens are added, `<mask>` is the mask token, and texts that are too long are cut as in training. Rows
+        are as long as the longest text, rounded up to a multiple of 8, so that `jax.jit` compiles few shapes.
+        `segment_ids` is 1 at tokens and 0 at padding.
         """
         pairs, _ = pairs_of(texts, None)
-        special = self.tokenizer.specials
-        shape = RowSettings(special, self._encoder.length, self.config.token_types)
-        first = int(self._encoder.translates)  # texts of translation models have no begin token
-        rows = []
-        for one, other in pairs:
-            ids: Sequence[int] = self.tokenizer.encode(one)
-            of_second: Sequence[int] | None = None
-            if other is not None:
-                ids, of_second = longest_first(ids, self.tokenizer.encode(other), shape.room(pair=True))
-            else:
-                ids = ids[: shape.room(pair=False) + first]
-            rows.append({name: field[first:] for name, field in shape.row(ids, of_second).items()})
+        encode = functools.partial(words.encode_with_masks, tokenizer=self.tokenizer)
+        rows = vectors.rows(self._encoder, pairs, self._encoder.length, encode)
         length = min(-(-max((len(row["tokens"]) for row in rows), default=1) // 8) * 8, self.config.max_length)
         fields = {name: np.zeros((len(rows), length), np.int32) for name in ("tokens", "segment_ids", "token_type_ids")}
-        fields["tokens"][:] = special.pad
+        fields["tokens"][:] = self.tokenizer.specials.pad
         for number, row in enumerate(rows):
             for name, field in row.items():
                 fields[name][number, : len(field)] = field
@@ -157,7 +155,7 @@ class Model:
     def apply(
         self, params: Any, batch: dict[str, Any], *, train: bool = False, key: jax.Array | None = None
     ) -> Outputs:
-        """Return the hidden states and logits of a batch; a pure function, for `jax.jit` and `jax.grad`.
+        """Return the `Outputs` of a batch; a pure function of its arguments, for `jax.jit` and `jax.grad`.
 
         params: parameters with the structure of `self.params`.
         batch: of `self.batch`.
@@ -208,6 +206,8 @@ class Model:
 
         Raises ValueError for a target of a model that does not translate.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"attention takes one text, got {type(text).__name__}: call it for each text")
         return attention(self._inspected, text, target, tuple(sorted(without)))
 
     @functools.cached_property
@@ -315,6 +315,11 @@ def translate(
 def directory_of(model: "Model | str | os.PathLike") -> str:
     """Return the directory of a model, which may be given itself."""
     return os.fspath(model.directory if isinstance(model, Model) else model)
+
+
+def step_of(model: "Model | str | os.PathLike") -> int | None:
+    """Return the step at which a model was opened by `load(..., step=N)`; None for the newest."""
+    return model._step if isinstance(model, Model) else None
 
 
 def as_model(model: "Model | str | os.PathLike") -> Model:

@@ -8,11 +8,10 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.api import configs, tables
+from ag_jax.api import calls, configs, tables
 from ag_jax.api import texts as texts_in_memory
-from ag_jax.api.calls import training
 from ag_jax.api.configs import Config, Settings
-from ag_jax.api.model import Model, directory_of, load
+from ag_jax.api.model import Model, directory_of, load, step_of
 from ag_jax.api.texts import Texts
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import read_json
@@ -56,6 +55,10 @@ class Run:
         """
         return training_run.evaluate(self.workdir, trust_code=trust_code)
 
+    def _repr_html_(self) -> str:
+        shown = {name: self.summary[name] for name in ("steps", *report.MEASURES) if name in self.summary}
+        return tables.to_html([shown] if shown else [], f"Run: {self.workdir}")
+
     def __repr__(self) -> str:
         return f"<ag_jax.Run {self.workdir}\n {_in_words(self.summary)}>"
 
@@ -86,16 +89,22 @@ def pretrain(
     workdir: directory of the run.
     texts: the text to train on: a file, a folder or another source (`data.source`), a list or another iterable of
         texts, or records or columns with the texts in the column `data.text_field`. Texts in memory are written to
-        `workdir/data`, from where a call without texts reads them again. None: as the config says.
+        `workdir/data`. None: those that an earlier call wrote there, or else as the config says.
     validation: the text for validation, likewise; None holds out a part of the text.
     initial: a model, or its directory, from whose weights training starts.
     settings: settings on top of the config, such as {"training.steps": 60}.
-    progress: False shows nothing, and a function gets each row of metrics; None shows a bar.
+    progress: False shows nothing, and a function gets each row of metrics, with the name of its run as "run"; None
+        shows a bar.
 
     Raises SettingsError for a wrong config or setting, ValueError or OSError for data that cannot be used, and
     KeyboardInterrupt, with everything saved, if it is interrupted.
     """
-    with training("pretrain", progress):
+    with calls.training("pretrain", progress):
+        if initial is not None and step_of(initial) is not None:
+            raise ValueError(
+                f"training starts from the newest checkpoint of a run, got a model of step {step_of(initial)}: export "
+                "that model, and give the directory of the export"
+            )
         start = {} if initial is None else {"training.initial_weights": directory_of(initial)}
         base = configs.load(config, {**(settings or {}), **start}, ExperimentConfig)
         directory = contents.output_directory(workdir, contents.RUN)
@@ -113,6 +122,11 @@ def _with_texts(base: ConfigFile, workdir: epath.Path, train: Texts | None, vali
     for side, name, given in (("", "train", train), ("validation_", "validation", validation)):
         source = texts_in_memory.source(given, workdir, name, columns)
         if source is not None:
+            if base.overrides.get(f"data.{side}source") is not None:
+                raise configs.SettingsError(
+                    f"the {name} texts are {source}, and the settings name data.{side}source, too: leave out one of "
+                    "them, or choose another workdir"
+                )
             changes[f"data.{side}source"] = source
             if data.is_parallel and source != given:  # records that hold both sides
                 changes[f"data.{side}target"] = None
@@ -177,14 +191,14 @@ def compare(
 
     Raises as `pretrain` does, and ValueError if a run failed.
     """
-    with training("compare", progress):
-        changes: dict[str, Any] = {} if arms is None else {"comparison.arms": ",".join(arms)}
-        changes |= {} if seeds is None else {"comparison.seeds": list(seeds)}
+    with calls.training("compare", progress):
+        chosen = arms if arms is None or isinstance(arms, str) else ",".join(arms)
+        changes: dict[str, Any] = {} if chosen is None else {"comparison.arms": chosen}
+        changes |= {} if seeds is None else {"comparison.seeds": seeds}
         base = configs.load(config, {**(settings or {}), **changes}, ExperimentConfig)
         directory = contents.output_directory(workdir, contents.COMPARISON)
         base = _with_texts(base, directory, texts, validation)
-        path = comparison.compare(base, directory)
-        if path is None:
-            raise RuntimeError(f"other processes train the last runs of {directory}: call again when they have ended")
-    of_arms, _ = comparison.arm_configs(base)
+        with configs.errors():
+            of_arms, _ = comparison.arm_configs(base)
+        path = calls.written(comparison.compare(base, directory), directory)
     return Comparison(directory, {(arm, seed): Run(directory / f"{arm}-seed{seed}") for arm, seed in of_arms}, path)

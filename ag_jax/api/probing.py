@@ -9,9 +9,9 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax.api import configs, tables
+from ag_jax.api import calls, configs, tables
 from ag_jax.api.configs import Settings
-from ag_jax.api.model import Model, directory_of
+from ag_jax.api.model import Model, directory_of, step_of
 from ag_jax.data.json_files import read_json
 from ag_jax.finetuning import contents
 from ag_jax.probing import comparison
@@ -39,7 +39,8 @@ class Probes:
         """The head that is chosen for each probe, a dict for each model; `pandas.DataFrame(probes.table)` is a table.
 
         `score` is the share of test queries that the head answers correctly, with its 95 % interval from `low` to
-        `high`; the head was chosen on development queries. Layers and heads are counted from 1.
+        `high`; the head was chosen on development queries. `chance` is the score of guessing. Layers and heads are
+        counted from 0, as in arrays; reports and commands count from 1.
         """
         rows = []
         for probe, modes in self.numbers["probes"].items():
@@ -47,19 +48,24 @@ class Probes:
                 for model, kinds in numbers["arms"].items():
                     first, *_ = kinds["all"]  # of several seeds, the first
                     layer, head = first["head"]
-                    place = {"probe": probe, "mode": mode, "model": model, "layer": layer, "head": head}
-                    test = first["test"]
-                    rows.append(place | {"score": test["mean"], "low": test["low"], "high": test["high"]})
+                    place = {"probe": probe, "mode": mode, "model": model, "layer": layer - 1, "head": head - 1}
+                    test, chance = first["test"], numbers["baselines"].get("chance", {}).get("all")
+                    scores = {"score": test["mean"], "low": test["low"], "high": test["high"], "chance": chance}
+                    rows.append(place | scores)
         return rows
 
     @property
     def heads(self) -> list[dict[str, Any]]:
-        """The right and the total answers of every head, a dict for each head, kind of query and part of the data."""
+        """The right and the total answers of every head, a dict for each head, kind of query and part of the data.
+
+        Layers and heads are counted from 0. `model` is the model, and `seed` its number among several seeds.
+        """
         text = (self.workdir / comparison.SCORES).read_text()
         # A head that ties shares one answer among the words, so that `right` need not be whole.
         kinds = {"right": float, **dict.fromkeys(("seed", "layer", "head", "guided", "total"), int)}
         rows = csv.DictReader(io.StringIO(text))
-        return [{name: kinds.get(name, str)(value) for name, value in row.items()} for row in rows]
+        numbers = [{name: kinds.get(name, str)(value) for name, value in row.items()} for row in rows]
+        return [row | {"layer": row["layer"] - 1, "head": row["head"] - 1} for row in numbers]
 
     def __repr__(self) -> str:
         lines = [f" {row['probe']}, {row['mode']}: {row['model']} {row['score']:.3f}" for row in self.table]
@@ -92,13 +98,13 @@ def probe(
     Raises SettingsError for wrong data or settings.
     """
     every = [models] if isinstance(models, Model | str | os.PathLike) else list(models)
+    steps = {step_of(model) for model in every}
+    if len(steps) > 1:
+        raise ValueError("expected models that are all opened at the newest or at one step: probe them one by one")
     arguments = {"checkpoint": ",".join(map(directory_of, every))}
     arguments |= {name: os.fspath(value) for name, value in (data or {}).items()}
-    source = "probe:" + ",".join(f"{name}={value}" for name, value in arguments.items())
-    base = configs.load(source, settings, ProbingConfig)
-    directory = contents.output_directory(workdir, contents.PROBES)
-    run = comparison.evaluate if len(every) == 1 else comparison.compare
-    path = run(base, directory)
-    if path is None:
-        raise RuntimeError(f"other processes measure the last models of {directory}: call again when they have ended")
-    return Probes(directory, path)
+    with calls.training("probe", None):
+        base = configs.load("probe", {"step": steps.pop(), **(settings or {})}, ProbingConfig, arguments)
+        directory = contents.output_directory(workdir, contents.PROBES)
+        run = comparison.evaluate if len(every) == 1 else comparison.compare
+        return Probes(directory, calls.written(run(base, directory), directory))

@@ -15,6 +15,7 @@ from ag_jax.distributed import hosts, storage
 
 # A file or another source, as in `data.source`; texts; records; columns, as a dict of lists or a data frame.
 Texts = str | os.PathLike | Iterable[str] | Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+LONGEST_PATH = 4096  # characters
 _METRICS = ("metrics.jsonl", "*/metrics.jsonl", "*/*/metrics.jsonl")  # of a run, a comparison, a suite
 
 
@@ -25,16 +26,18 @@ def source(
     columns: Sequence[str],
     optional: Collection[str] = (),
 ) -> str | None:
-    """Return the source from which a run reads its data: the path that is given, or a file with the data.
+    """Return the path from which a run reads its data: the one that is given, or a file to which data are written.
 
-    data: None stands for the data with which the run in `workdir` began; the result is None if there are none.
+    data: None stands for data in memory that an earlier call wrote; the result is None if there are none.
     name: what the data are for: train, validation or test.
     columns: the columns to write. Texts without columns are written as the first of them.
     optional: those of `columns` that are left out if the first row does not have them.
 
-    Raises ValueError for data without one of the columns, with the row for a value that is missing, and for other data
-    than those with which the run began.
+    Raises ValueError for data without one of the columns, with the row for a value that is missing, and for data in
+    memory that differ from those with which training in `workdir` began.
     """
+    if isinstance(data, str) and ("\n" in data or len(data) > LONGEST_PATH):
+        raise ValueError(f"{name}: expected a path or several texts, got one text, {data[:40]!r}...: give [text]")
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     folder = storage.directory(workdir) / "data"
@@ -50,8 +53,8 @@ def _file(data: Any, folder: epath.Path, name: str, columns: Sequence[str], opti
     if others and any(any(folder.parent.glob(pattern)) for pattern in _METRICS):
         path.unlink()
         raise ValueError(
-            f"{folder.parent} began with other {name} data, those in {others[0]}: give the same data, leave them out "
-            "to go on with those, or choose another workdir"
+            f"{folder.parent} began with other {name} data, those in {others[0]}: give the same data, None to "
+            "go on with those, or choose another workdir"
         )
     for other in others:  # of a call that failed before anything was trained
         other.unlink()
@@ -61,13 +64,17 @@ def _file(data: Any, folder: epath.Path, name: str, columns: Sequence[str], opti
 def _records(data: Any, name: str, columns: Sequence[str], optional: Collection[str]) -> Iterator[Mapping[str, Any]]:
     """Yield the records of data in memory, with these columns alone."""
     for number, row in enumerate(_rows(data, name)):
-        record, place = {columns[0]: row} if isinstance(row, str) else row, f"row {number} of {name}, counted from 0"
-        if not isinstance(record, Mapping):
-            raise ValueError(f"{place}: expected a text or a dict, got {type(row).__name__}")
+        if not isinstance(row, str | Mapping):
+            yield row  # an error of `spool`
+            continue
+        record = {columns[0]: row} if isinstance(row, str) else {str(column): value for column, value in row.items()}
         if not number:
             columns = [column for column in columns if column in record or column not in optional]
         if missing := [column for column in columns if column not in record]:
-            raise ValueError(f"{place} has no column {missing[0]!r}: it has {', '.join(map(repr, record))}")
+            raise ValueError(
+                f"row {number} of {name}, counted from 0, has no column {missing[0]!r}: it has "
+                f"{', '.join(map(repr, record))}"
+            )
         yield {column: record[column] for column in columns}
 
 
@@ -75,7 +82,10 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a data frame, of a dict of lists, or of another iterable."""
     if not isinstance(data, Mapping) and not hasattr(data, "columns"):
         return data
-    values = {column: data[column] for column in (data if isinstance(data, Mapping) else data.columns)}
+    names = [*map(str, data if isinstance(data, Mapping) else data.columns)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{name}: expected columns with different names, got {', '.join(names)}")
+    values = {str(column): data[column] for column in (data if isinstance(data, Mapping) else data.columns)}
     for column, of_column in values.items():
         if isinstance(of_column, str) or not hasattr(of_column, "__len__"):
             raise ValueError(f"{name}: expected a list as the column {column!r}, got {type(of_column).__name__}")

@@ -39,7 +39,7 @@ from ag_jax.data import checksums
 from ag_jax.data.checksums import Entry
 from ag_jax.data.config import DataConfig
 from ag_jax.data.json_files import FAULTS, reading
-from ag_jax.distributed import interruption, lock, storage
+from ag_jax.distributed import interruption, lock, storage, terminal
 
 Write = Callable[[pathlib.Path], object]
 VERSION = 5  # increased whenever the same settings give different rows
@@ -106,7 +106,7 @@ class Cache:
                     return self._make(name, write, check_large, claim)
             interruption.check()
             if not is_told:  # once, because the wait may take hours
-                print(f"data: waiting for {name}, which another process is making", file=sys.stderr, flush=True)
+                terminal.say(f"data: waiting for {name}, which another process is making")
                 is_told = True
             time.sleep(LOOK_EVERY)
 

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from ag_jax.distributed import storage
+from ag_jax.distributed import storage, terminal
 from ag_jax.distributed.interruption import AGAIN
 
 LOOK_EVERY = 1.0  # seconds between two signs of life of a host, and between two checks for a failed one
@@ -208,6 +208,15 @@ def tell(message: str) -> None:
     """
     if is_first():
         print(message, file=sys.stderr, flush=True)
+
+
+def say(message: str) -> None:
+    """Print a message about progress to stderr, on host 0 only, unless no progress is to be shown.
+
+    Not collective.
+    """
+    if is_first():
+        terminal.say(message)
 
 
 def publish(key: str, value: Any) -> None:

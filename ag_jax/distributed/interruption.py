@@ -9,6 +9,7 @@ ends the program after a second Ctrl-C, or after `PATIENCE` seconds.
 
 import concurrent.futures
 import contextlib
+import contextvars
 import os
 import select
 import signal
@@ -71,7 +72,8 @@ def wait_for(work: Callable[[], Item]) -> Item:
         except BaseException as error:  # raised again in the waiting thread
             result.set_exception(error)
 
-    threading.Thread(target=run, name="wait_for", daemon=True).start()
+    context = contextvars.copy_context()  # what is to be done with progress
+    threading.Thread(target=context.run, args=(run,), name="wait_for", daemon=True).start()
     while not concurrent.futures.wait([result], LOOK_EVERY).done:
         check()
     return result.result()

@@ -1,8 +1,9 @@
-"""Progress on standard error: a bar on a terminal, one line that is overwritten in a notebook, lines elsewhere."""
+"""Progress: a bar on a terminal, one line that is overwritten in a notebook, and lines on standard error elsewhere."""
 
 import contextlib
 import contextvars
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import rich.console
 import rich.progress
 import rich.table
 
+NOTEBOOK_EVERY = 0.2  # seconds between two updates of the line of a notebook
 # None shows progress, False shows nothing, and a function gets each row of training metrics, while nothing is shown.
 Progress = bool | Callable[[Mapping[str, Any]], None] | None
 _progress: contextvars.ContextVar[Progress] = contextvars.ContextVar("progress", default=None)
@@ -28,7 +30,7 @@ def progress(to: Progress) -> Iterator[None]:
 def say(message: str) -> None:
     """Print a message about progress, unless none is to be shown."""
     if _progress.get() is None:
-        print(message, file=sys.stderr, flush=True)
+        print(message, file=sys.stdout if is_notebook() else sys.stderr, flush=True)
 
 
 def report(row: Mapping[str, Any]) -> None:
@@ -44,13 +46,14 @@ def is_notebook() -> bool:
 
 
 class Bar(rich.progress.Progress):
-    """Context manager of a bar on a terminal, which moves while the program works; elsewhere nothing is shown.
+    """Context manager of a bar on a terminal, or a line of text in a notebook, which move while the program works.
 
-    What is printed meanwhile appears above the bar. In a notebook it is a line of text, which needs no ipywidgets.
+    What is printed meanwhile appears above the bar. Elsewhere, as in a file, nothing is shown. The line of a notebook
+    needs no ipywidgets.
 
     name: name of the work, shown before the bar.
     total: amount of the work; None if it is unknown, and the bar shows the time that has passed.
-    stays: whether the bar stays on the terminal at the end.
+    stays: whether the bar or the line stays at the end.
     is_shown: whether it is shown at all.
     """
 
@@ -67,12 +70,13 @@ class Bar(rich.progress.Progress):
         is_shown, in_notebook = is_shown and _progress.get() is None, is_notebook()
         self._name, self._stays = name, stays
         self._line = "" if is_shown and in_notebook else None  # what the line of a notebook shows
+        self._next, self._written = "", 0.0  # what it shows next, and when it was last written
         super().__init__(
             rich.progress.SpinnerColumn("line", finished_text=""),
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             rich.progress.TimeElapsedColumn(whole) if total is None else rich.progress.MofNCompleteColumn("/", whole),
-            rich.progress.TextColumn("{task.fields[status]}"),
+            rich.progress.TextColumn("{task.fields[status]}", markup=False),
             console=console,
             transient=not stays,
             redirect_stdout=sys.stdout.isatty(),  # the bar is on standard error
@@ -92,20 +96,23 @@ class Bar(rich.progress.Progress):
         if self._line is not None:
             task = self.tasks[0]
             amount = "" if task.total is None else f" {task.completed:,.0f}/{task.total:,.0f}"
-            self._write(f"{self._name}{amount}  {status}")
+            self._next = f"{self._name}{amount}  {status}"
+            if time.monotonic() - self._written > NOTEBOOK_EVERY:
+                self._write(self._next)
 
     def stop(self) -> None:
         """Stop the bar and restore the terminal."""
         if not self.disable:
             super().stop()
-        if self._line:
-            self._write(self._line if self._stays else "", "\n" if self._stays else "\r")
+        if self._next:
+            self._write(self._next if self._stays else "", "\n" if self._stays else "\r")
+            self._line = self._next = ""
 
     def _write(self, line: str, end: str = "") -> None:
         """Overwrite the line of a notebook."""
         sys.stdout.write(f"\r{line.ljust(len(self._line or ''))}{end}")
         sys.stdout.flush()
-        self._line = line
+        self._line, self._written = line, time.monotonic()
 
 
 def tenths(label: str, unit: str) -> Callable[[int, int], None]:

@@ -150,7 +150,7 @@ class TrialCell(Cell):
         facts = result.facts
         epochs = f"epoch {facts['best_epoch']} of {facts['epochs'][-1]['epoch']}"
         score = f"{self.metric} {100 * facts['metrics'][self.metric]:.1f}"
-        hosts.tell(f"{one.task} {one.name}: {score} ({epochs}), {facts['seconds']:.0f} s")
+        hosts.say(f"{one.task} {one.name}: {score} ({epochs}), {facts['seconds']:.0f} s")
         return result
 
     def tidy(self, directory: epath.Path, table: Table) -> None:

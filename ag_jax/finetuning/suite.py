@@ -215,7 +215,7 @@ def train(suites: Sequence[Suite], retry: bool = False) -> Table | None:
         claim = functools.partial(suite_directory.claim, suite.config, suite.workdir)
         hosts.from_first("the directory of the suite", claim)
         if suite.opened is not None:
-            hosts.tell(f"{suite.workdir}: trials start from {suite.opened.description}")
+            hosts.say(f"{suite.workdir}: trials start from {suite.opened.description}")
     cells = plan.cells_of(suites)
     table = grid.run(functools.partial(plan.ready, cells), suites[0].root, retry=retry)
     if table is not None:

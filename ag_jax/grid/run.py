@@ -50,7 +50,7 @@ def run(plan: Plan, workdir: epath.Path, *, retry: bool = False) -> Table | None
             number = hosts.from_first("the next cell", functools.partial(experiment.claim, left, claims))
             if number is not None:
                 cell, inputs = left[number], dict(left[number].inputs)
-                hosts.tell(f"{cell.name}: {len(table)} of {len(table) + len(left)} are done")
+                hosts.say(f"{cell.name}: {len(table)} of {len(table) + len(left)} are done")
                 result = dataclasses.replace(cell.compute(workdir / cell.path), inputs=inputs)
                 hosts.from_first("the result", functools.partial(experiment.write, cell, result))
                 continue
@@ -159,10 +159,10 @@ class _Experiment:
         if result is None:
             return None
         if changes := cell.changes(result):
-            change = f"{directory} was computed for another {' and '.join(changes)}"
+            change = f"{directory} was computed with other {' and '.join(changes)}"
             if cell.on_change == "refuse":
-                raise ValueError(f"{change}: choose another --workdir, or go back to what it was computed for")
-            self._tell(f"{change}; computing it anew")
+                raise ValueError(f"{change}: choose another --workdir, or go back to those")
+            self._tell(f"{change}: it is computed again, or goes on")
             return None
         return result if result.is_done or not self._retry or cell.name in self._begun else None
 

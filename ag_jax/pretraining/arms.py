@@ -84,7 +84,7 @@ def announce(sentences: Sequence[str]) -> None:
 
 def command(verb: str, config: Config) -> str:
     """Return the command line `ag-jax VERB` for a config file with its changed settings, without `--workdir`."""
-    flags = [f"--config={config.source}", *schema.flags(config.overrides)]
+    flags = [f"--config={config.typed}", *schema.flags(config.overrides)]
     return " ".join(["ag-jax", verb, *map(shlex.quote, flags)])
 
 

@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -341,5 +340,4 @@ def _listed(names: list[str]) -> str:
 
 
 def _say(message: str) -> None:
-    if hosts.is_first():
-        print(f"data: {message}", file=sys.stderr, flush=True)
+    hosts.say(f"data: {message}")

@@ -1,7 +1,6 @@
 """Initial weights of a pre-training run: the parameters of another run, `training.initial_weights`."""
 
 import dataclasses
-import sys
 from typing import Any
 
 import jax
@@ -90,7 +89,7 @@ def read(config: ExperimentConfig, workdir: epath.Path, tokenizer: Tokenizer, pr
         origins.write(workdir, origin, {} if "next_head" in shared else opened.pooler)
         dropped = sorted(opened.params.keys() - set(shared))
         notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
-        print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
+        hosts.say("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]))
     return params
 
 

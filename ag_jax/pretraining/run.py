@@ -114,7 +114,7 @@ def train_held(
     # Every host chooses by testing the kernel on its own device. Hosts that ran different programs would wait for each
     # other forever.
     hosts.agree("their implementation of attention (reference runs everywhere)", {"model.attention": attention.name})
-    hosts.tell(f"{workdir.name}: {_what_runs(config, mesh, attention)}")
+    hosts.say(f"{workdir.name}: {_what_runs(config, mesh, attention)}")
     corpus = pretraining_corpus.prepare(config, workdir)
     pretraining = PretrainingRun(config, workdir, corpus, tuple(in_words.milestones.values()) if in_words else ())
     pretraining_corpus.record(config, workdir, corpus)
@@ -140,8 +140,8 @@ def _what_runs(config: ExperimentConfig, mesh: Mesh, attention: dispatch.Choice)
     kind = "CPU" if devices.flat[0].platform == "cpu" else devices.flat[0].device_kind
     reason = "" if kind == "CPU" or attention.name == devices.flat[0].platform else f" ({attention.reason})"
     return (
-        f"training {config.model.layers}{decoder} layers{guided}{attacked} on {devices.size} {kind} "
-        f"device{'s' if devices.size > 1 else ''}; attention: {attention.name}{reason}"
+        f"training {config.model.layers}{decoder} layers{guided}{attacked} on the text {config.data.source}, with "
+        f"{devices.size} {kind} device{'s' if devices.size > 1 else ''}; attention: {attention.name}{reason}"
     )
 
 

@@ -198,8 +198,8 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     if different := pretraining_config.different_settings(stored, config, may_differ):
         raise ValueError(
             f"--workdir={workdir} holds a run of another config, by {path}:\n" + "\n".join(different) + "\n"
-            "Use that config, or choose another directory. Only a finished run may be extended, by raising "
-            "training.steps"
+            "Use these settings, or choose another directory. Only a finished run may be extended, by raising "
+            "training.steps and nothing else"
         )
     return steps
 

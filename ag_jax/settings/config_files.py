@@ -15,6 +15,7 @@ A setting that is computed from another is a field reference, so that a flag tha
 """
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import functools
@@ -54,6 +55,7 @@ class Config:
     unresolved: the settings as the file gives them, nested and not checked, with references for those that it computes
         from others (`config.training.get_ref("steps") // 5`).
     overrides: changes of settings, {"section.key": value}.
+    given: arguments of the file beside those of `source`, as values of Python.
     """
 
     source: str
@@ -61,6 +63,7 @@ class Config:
     kind: type
     unresolved: Mapping[str, Any]
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def values(self) -> dict[str, Any]:
@@ -106,16 +109,26 @@ class Config:
         """
         arguments = {key: old for key, old in self.texts.items() if key != name} | {name: value}
         text = ",".join(f"{key}={old}" for key, old in arguments.items())
-        return load(f"{self.source.partition(':')[0]}:{text}", self.overrides)
+        return load(f"{self.source.partition(':')[0]}:{text}", self.overrides, self.given)
+
+    @property
+    def typed(self) -> str:
+        """The file with all of its arguments, as one would type them."""
+        if not self.given:
+            return self.source
+        items = (f"{name}={schema.shown(value)}" for name, value in self.given.items())
+        return f"{self.source}{',' if ':' in self.source else ':'}{','.join(items)}"
 
 
-def load(source: str, overrides: Mapping[str, Any] | None = None) -> Config:
+def load(source: str, overrides: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None) -> Config:
     """Return the config of `FILE:ARGUMENTS` with changes of settings, {"section.key": value}, on top.
+
+    given: further arguments, as values of Python.
 
     Raises ValueError, with file and line, for any error in the file, and for arguments that it does not take.
     """
-    config, arguments = _execute(source)
-    return of_dict(config, source, arguments, overrides)
+    config, arguments = _execute(source, given or {})
+    return dataclasses.replace(of_dict(config, source, arguments, overrides), given=given or {})
 
 
 def of_dict(
@@ -134,7 +147,8 @@ def of_dict(
             f"{source}: get_config must return what pretraining.config.default_config() or schema.default(KIND) "
             f"returns, with changes, got an object of type {type(config).__name__}"
         )
-    return Config(source, arguments or {}, kind, schema.unresolved(config), overrides or {})
+    # A copy, because the references of a config that the user changes afterwards would change, too.
+    return Config(source, arguments or {}, kind, copy.deepcopy(schema.unresolved(config)), overrides or {})
 
 
 def read(source: str) -> ConfigDict:
@@ -151,15 +165,16 @@ def arguments_of(file: str) -> dict[str, inspect.Parameter]:
     return _arguments(path, module)
 
 
-def _execute(source: str) -> tuple[ConfigDict, dict[str, Any]]:
+def _execute(source: str, given: Mapping[str, Any] | None = None) -> tuple[ConfigDict, dict[str, Any]]:
     file, _, text = source.partition(":")
     path, module = _open(file)
     parameters = _arguments(path, module)
     values = {name: argument.default for name, argument in parameters.items() if argument.default is not argument.empty}
-    for name, value in _items(text):
+    typed = [(name, value, schema.argument) for name, value in _items(text)]
+    for name, value, check in [*typed, *((name, value, schema.checked) for name, value in (given or {}).items())]:
         if name not in parameters:
             raise ValueError(f"--config={source}: " + schema.unknown_key(name, list(parameters), "argument"))
-        values[name] = schema.argument(f"--config={source}: {name}", parameters[name].annotation, value)
+        values[name] = check(f"--config={source}: {name}", parameters[name].annotation, value)
     if missing := [name for name in parameters if name not in values]:
         raise ValueError(
             f"--config={source}: the argument {missing[0]} is missing: give --config={file}:{missing[0]}=VALUE"

@@ -319,7 +319,11 @@ def overlay(kind: type, values: Mapping[str, Any], changes: Mapping[str, Any]) -
             section[name].set(value, type_safe=False)
         else:
             section[name] = value
-    return plain(result)
+    settings = plain(result)
+    lost = [path for path, value in changes.items() if plain(value) != flat(settings).get(path, plain(value))]
+    if lost:
+        raise ValueError(f"{lost[0]} is computed from another setting that is changed, too: change one of them")
+    return settings
 
 
 def _check_value(path: str, hint: Any, value: Any) -> None:
@@ -345,10 +349,11 @@ def unknown_key(key: str, names: Sequence[str], what: str = "setting") -> str:
     section, _, last = key.rpartition(".")
     prefix = f"{section}." if section else ""
     inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    # The section's name is left out, because it would make any two of its settings alike.
-    near = [inside[name] for name in difflib.get_close_matches(last, inside, n=1)]
-    near = near or difflib.get_close_matches(key, [] if inside else names, n=1)
     namesakes = [name for name in names if name.rpartition(".")[2] == last]
+    near = [] if section and inside else difflib.get_close_matches(key, namesakes, n=1, cutoff=0)
+    # The section's name is left out, because it would make any two of its settings alike.
+    near = near or [inside[name] for name in difflib.get_close_matches(last, inside, n=1)]
+    near = near or difflib.get_close_matches(key, [] if inside else names, n=1)
     near = near or difflib.get_close_matches(key, namesakes, n=1, cutoff=0)
     options = list(inside or names)
     if len(options) > MOST:
@@ -403,3 +408,11 @@ def argument(name: str, hint: Any, text: str) -> Any:
     except pydantic.ValidationError:
         wrong = next((item for item in value if item not in names), text) if is_list and names else text
         raise ValueError(_rejected(name, in_words(hint), wrong, names)) from None
+
+
+def checked(name: str, hint: Any, value: Any) -> Any:
+    """Return a value of Python, checked by an annotation. Raises ValueError, with `name`, if that does not allow it."""
+    try:
+        return pydantic.TypeAdapter(hint, config=_STRICT).validate_python(value)
+    except pydantic.ValidationError:
+        raise ValueError(_rejected(name, in_words(hint), value, [*map(str, choices(hint))])) from None

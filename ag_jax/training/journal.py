@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, terminal
 from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training.checkpoint import Checkpoints
@@ -143,11 +143,15 @@ class Journal:
             # where another batch size begins.
             mfu = self.trainee.utilisation(step - interval.timed_steps, step, interval.timed_seconds)
             row |= {} if mfu is None else {"mfu": mfu}
-        self.writer.write(row)
+        self._write(row)
         seconds_left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
         if seconds_left is not None and config.time_limit is not None:
             seconds_left = max(0.0, min(seconds_left, config.time_limit - self._total_seconds()))
         self.line.update(row, seconds_left)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.writer.write(row)
+        terminal.report({"run": self.trainee.name, **row})
 
     def evaluate(self, state: TrainState, step: int) -> bool:
         """Evaluate the state, and add the metrics to the history; return whether it is the best to be kept.
@@ -164,7 +168,7 @@ class Journal:
         for name in dict.fromkeys([self._metric, *metric_sums.losses(values)]):
             if values.get(name) is not None and not np.isfinite(values[name]).all():
                 raise self._not_finite(f"{name} of the validation", step)
-        self.writer.write({"step": step, "split": "validation", "tokens_seen": progress.tokens, **values})
+        self._write({"step": step, "split": "validation", "tokens_seen": progress.tokens, **values})
         train_loss = metric_sums.divide(progress.since_evaluation).get(self._metric)
         progress.history.append(Evaluation(step, train_loss, progress.seconds, values))
         progress.since_evaluation, progress.seconds = {}, 0.0

@@ -88,7 +88,6 @@ class ProgressLine:
 
     def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
         """Show a row of training metrics, and the estimated number of seconds left (None if it is unknown)."""
-        terminal.report(row)
         # A loss is None if it was not measured, such as that of an attack before it begins.
         losses = {
             name: f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary) if row[name] is not None

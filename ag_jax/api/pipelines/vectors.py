@@ -11,7 +11,7 @@ import numpy as np
 
 from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
 from ag_jax.api.pipelines.pipeline import Pipeline
-from ag_jax.data.tasks.rows import Features, RowSettings
+from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, ids_of, longest_first
 from ag_jax.finetuning import predicting
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.encoder import Encoder
@@ -62,13 +62,10 @@ class Embed(Pipeline):
             lines = [line.strip() for line in lines]
         if settings.lower_case:
             lines = [line.lower() for line in lines]
-        first = int(opened.translates)  # of each row's fields; without the begin token, one more token fits
-        ids = opened.tokenizer.encode_batch(lines)
-        rows = [shape.row(of_text[: shape.room(pair=False) + first]) for of_text in ids]
-        rows = [{name: field[first:] for name, field in row.items()} for row in rows]
-        if not rows:
+        every = rows(opened, [(line, None) for line in lines], shape.max_length)
+        if not every:
             return np.zeros((0, opened.config.width), np.float32)
-        features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, opened.tokenizer.specials.pad)
+        features = Features(every, np.arange(len(every), dtype=np.int32), 0, opened.tokenizer.specials.pad)
         apply = functools.partial(self._apply, pooling=settings.pooling, normalize=settings.normalize)
         vectors = np.stack(predicting.logits_of(apply, features, size, shape.max_length))
         return vectors[0] if single else vectors
@@ -86,6 +83,32 @@ class Embed(Pipeline):
             )
         changes: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
         return dataclasses.replace(settings, **{name: value for name, value in changes.items() if value is not None})
+
+
+def rows(
+    opened: Pretrained,
+    pairs: Sequence[tuple[str, str | None]],
+    longest: int,
+    encode: Callable[[str], Sequence[int]] | None = None,
+) -> list[FeatureRow]:
+    """Return texts and pairs of texts as rows for an encoder, with special tokens; what is too long is cut.
+
+    longest: the most tokens of a row.
+    encode: returns the token ids of a text, without special tokens; None is that of the tokenizer.
+    """
+    tokenizer = opened.tokenizer
+    shape = RowSettings(tokenizer.specials, longest, opened.config.token_types)
+    first = int(opened.translates)  # of each row's fields; without the begin token, one more token fits
+    texts = [text for pair in pairs for text in pair if text is not None]
+    encoded = ids_of(tokenizer, texts) if encode is None else {text: encode(text) for text in texts}
+    made = []
+    for one, other in pairs:
+        if other is None:
+            row = shape.row(encoded[one][: shape.room(pair=False) + first])
+        else:
+            row = shape.row(*longest_first(encoded[one], encoded[other], shape.room(pair=True)))
+        made.append({name: field[first:] for name, field in row.items()})
+    return made
 
 
 def embed(opened: Pretrained, directory: str) -> Embed:

@@ -110,12 +110,9 @@ class FillMask(Pipeline):
 
         Raises ValueError for a text without a mask, or a too long one.
         """
-        parts = _split_at_masks(text, self.tokenizer)
-        if len(parts) == 1:
+        ids = encode_with_masks(text, self.tokenizer)
+        if self.tokenizer.specials.mask not in ids:
             raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
-        ids = [*self.tokenizer.encode(parts[0])]
-        for part in parts[1:]:
-            ids += [self.tokenizer.specials.mask, *(_continuation(part, self.tokenizer) if part else [])]
         room = self._shape.room(pair=False)
         if len(ids) > room:
             raise ValueError(f"the text has {len(ids)} tokens, but the model has room for {room}: shorten it")
@@ -138,6 +135,15 @@ def fill_mask(opened: WordModel, directory: str) -> FillMask:
         f"{model.config.width}; rows of {shape.max_length} tokens"
     )
     return FillMask(directory, about, tokenizer, shape, apply)
+
+
+def encode_with_masks(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a text, in which a mask is written as the tokenizer writes it, or as <mask>."""
+    first, *others = _split_at_masks(text, tokenizer)
+    ids = [*tokenizer.encode(first)]
+    for part in others:
+        ids += [tokenizer.specials.mask, *(_continuation(part, tokenizer) if part else [])]
+    return ids
 
 
 def _continuation(text: str, tokenizer: Tokenizer) -> list[int]:

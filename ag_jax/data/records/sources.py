@@ -303,9 +303,9 @@ def _json_line(record: Any, row: str) -> bytes:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value is None, NaN or one of the marks of pandas for a missing value, or holds one in a list."""
-    if isinstance(value, list):
-        return any(map(_is_missing, value))
+    """Return whether a value is None, NaN or one of pandas' marks of a missing value, or a list or dict with one."""
+    if isinstance(value, list | Mapping):
+        return any(map(_is_missing, value.values() if isinstance(value, Mapping) else value))
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
     )

@@ -323,8 +323,8 @@ def _read_labels(
     Labels or bounds that the settings give have precedence.
     """
     column, setting = settings.column_of_label, f"tasks.{name}.custom.label"
-    if settings.kind == "classification" and not settings.labels:
-        classes = custom_labels.classes(located, column, file, setting)
+    if settings.kind == "classification":
+        classes = settings.labels or custom_labels.classes(located, column, file, setting)
         return {"labels": classes, "label_type": custom_labels.type_of_labels(located, column)}
     if settings.kind == "tagging":
         if settings.labels:
