@@ -339,7 +339,7 @@ def test_models_that_a_pipeline_cannot_use(places, opened, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty"):
         ag_jax.load(tmp_path / "empty")
-    with pytest.raises(ValueError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         ag_jax.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="number"):
         opened("classify", "regression").logits("good")

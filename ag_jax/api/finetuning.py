@@ -56,7 +56,7 @@ class Suite:
     def predictions(self) -> dict[str, list[dict[str, Any]]]:
         """The predictions of the best model, {split: rows}, for `validation` and, if there are test data, `test`.
 
-        A row has the number of the example from 0 as `id`, and the `prediction`, of the type of the labels.
+        A row has the `id` of the example, by default its number from 0, and the `prediction`, with the labels' type.
         """
         directory = self.best.directory
         result = trial.read(directory)
@@ -67,7 +67,7 @@ class Suite:
 
     def _prediction(self, row: Mapping[str, Any]) -> dict[str, Any]:
         label = self.best.label(row["class"]) if "class" in row else row["prediction"]
-        return {"id": int(row["id"]), "prediction": label}
+        return {"id": int(row["id"]) if row["id"].isdecimal() else row["id"], "prediction": label}
 
     def __repr__(self) -> str:
         lines = [
@@ -88,7 +88,7 @@ def _shown(value: Any) -> str:
 
 def finetune(
     model: Model | str | os.PathLike,
-    train: Texts,
+    train: Texts | None,
     *,
     workdir: str | os.PathLike,
     validation: float | Texts | None = None,
@@ -109,7 +109,7 @@ def finetune(
 
     model: a model, or its directory.
     train: the examples: a file, records, a dict of lists, or a data frame. Data in memory are written to
-        `workdir/data`.
+        `workdir/data`; None stands for those that an earlier call wrote there.
     workdir: directory of the models and the report.
     validation: examples for validation, or the share of `train` that is held out for it: 1/2, 1/3, and so on. None:
         those that an earlier call wrote to `workdir/data`, or else a tenth.

@@ -62,17 +62,15 @@ def load(source: str | os.PathLike, *, step: int | None = None, trust_code: bool
     """
     path = os.fspath(source)
     place = pathlib.Path(path).expanduser()
-    if (
-        not storage.is_remote(path)
-        and not place.exists()
-        and (place.is_absolute() or place.parent.name)
-        and (place.parent.is_dir())
-    ):
-        raise FileNotFoundError(f"{path} does not exist: give the directory of a model, or its name on the hub")
     if storage.is_remote(path) or place.exists():
         directory = storage.directory(best.resolve(path))
     else:
-        directory = epath.Path(directories.find(path))
+        try:
+            directory = epath.Path(directories.find(path))
+        except ValueError as error:
+            if place.parent.name and place.parent.is_dir():  # rather a directory than a name on the hub
+                raise FileNotFoundError(f"{path} does not exist: give the directory of a model") from error
+            raise
     opened = opening.open_model(directory, step)
     if trust_code and isinstance(opened, OpenRun):
         imported.allow(schema.flat(schema.to_dict(opened.config)))
@@ -166,18 +164,14 @@ class Model:
         if train and key is None:
             raise ValueError("train=True needs a key for dropout: give key=jax.random.key(SEED)")
         options: dict[str, Any] = {"deterministic": not train, "rngs": {"dropout": key} if train else None}
-        batch, module, variables = (
-            {name: jnp.asarray(field) for name, field in batch.items()},
-            self._module,
-            {"params": params},
-        )
+        batch = {name: jnp.asarray(field) for name, field in batch.items()}
+        module, variables = self._module, {"params": params}
         if isinstance(module, PretrainingModel):
             every_BL = jnp.broadcast_to(jnp.arange(batch["tokens"].shape[1]), batch["tokens"].shape)
             heads: Any = module.apply(variables, batch | {"masked_positions": every_BL}, **options)
-            has_words = "word_head" not in self._untrained
-            return Outputs(
-                heads.encoded_BLD, heads.words_BMV[..., : self.tokenizer.vocabulary_size] if has_words else None
-            )
+            if "word_head" in self._untrained:  # logits of random parameters would say nothing
+                return Outputs(heads.encoded_BLD, None)
+            return Outputs(heads.encoded_BLD, heads.words_BMV[..., : self.tokenizer.vocabulary_size])
         if isinstance(module, TaskModel) and module.kind in WITH_LOGITS:
             weights = {"span_weights": (batch["segment_ids"] > 0).astype(jnp.float32)}
             outcome: Any = module.apply(
