@@ -159,10 +159,10 @@ class _Experiment:
         if result is None:
             return None
         if changes := cell.changes(result):
-            change = f"{directory} was computed with other {' and '.join(changes)}"
+            change = f"{directory} was computed for another {' and '.join(changes)}"
             if cell.on_change == "refuse":
-                raise ValueError(f"{change}: choose another --workdir, or go back to those")
-            self._tell(f"{change}: it is computed again, or goes on")
+                raise ValueError(f"{change}: choose another --workdir, or go back to what it was computed for")
+            self._tell(f"{change}; computing it anew")
             return None
         return result if result.is_done or not self._retry or cell.name in self._begun else None
 
