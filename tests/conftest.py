@@ -142,6 +142,7 @@ LONG = (
     "tests/test_command.py",
     "tests/test_inspection.py",
     "tests/test_translating.py",
+    "tests/test_api.py",
     "tests/test_pipelines.py",
 )
 
