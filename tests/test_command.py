@@ -137,6 +137,7 @@ def test_a_run_that_is_stopped_starved_and_killed_ends_bit_identical(text, unint
     steps = random.SystemRandom().randint(5, 15), random.SystemRandom().randint(22, 30)
     stopped = signalled(command("train", text, workdir), workdir, steps[0], number)
     assert stopped.returncode == {signal.SIGTERM: 75, signal.SIGINT: 130}[number], stopped.stderr
+    assert "saving" in stopped.stderr.partition("stopped at step")[0], "it says at once that it stops"
     assert "stopped at step" in stopped.stderr
     complete = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
     assert complete[-1] >= steps[0]

@@ -8,6 +8,7 @@ from ag_jax.distributed import terminal
 from ag_jax.distributed.terminal import Bar
 
 EVERY = 10.0  # seconds between two lines
+SHORTEST = 1.0  # MB or million tokens of work that takes long enough for a bar
 Say = Callable[[str], None]
 
 
@@ -35,7 +36,7 @@ class Progress:
     def __init__(self, what: str, total: float, unit: str, say: Say, done: float = 0.0):
         self._what, self._total, self._unit, self._say, self._start = what, total, unit, say, done
         self._start_time = self._last_line = time.monotonic()
-        self._bar = Bar(f"data: {what}", total, is_shown=say is _print)
+        self._bar = Bar(f"data: {what}", total, is_shown=say is _print and total >= SHORTEST)
 
     def __enter__(self) -> "Progress":
         self._bar.start()

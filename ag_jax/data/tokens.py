@@ -95,7 +95,7 @@ def tokenise(texts: Sequence[Text], cache: Cache, say: Say) -> None:
     if all(map(cache.is_complete, parts)):  # not by size, because a part may be empty
         return
     names = ", ".join(text.layout.config.source for text in texts)
-    say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(parts):,} part{'s' if len(parts) > 1 else ''}")
+    say(f"tokenising {names}: {total / MEGABYTE:,.1f} MB in {len(parts):,} part{'s' if len(parts) > 1 else ''}")
     tokens_here = 0  # of parts that this process has made
 
     def write(text: Text, part: Part, directory: pathlib.Path) -> None:

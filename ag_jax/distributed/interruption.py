@@ -26,8 +26,9 @@ AGAIN = 75  # exit status (EX_TEMPFAIL) of a command that its machines or SIGTER
 PATIENCE = 20.0  # seconds that an interrupted program has to end by itself if nothing is deferred
 GO_ON = "To go on, run the same command again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running.
-_state = SimpleNamespace(received=None, deferred=0, guarded=False)
+# received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running;
+# notice: what is printed when the first signal comes.
+_state = SimpleNamespace(received=None, deferred=0, guarded=False, notice="")
 
 
 def requested() -> str | None:
@@ -80,12 +81,14 @@ def wait_for(work: Callable[[], Item]) -> Item:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def deferred(notice: str = "") -> Iterator[None]:
     """Context manager in which a signal is only recorded, but a second Ctrl-C interrupts at once.
 
     Contexts may be nested. Outside of `guard`, such as in a notebook, the recorded signal is forgotten at the end of
     the outermost context. In any other thread than the main one, the context does nothing, because Python interrupts
     only the main thread.
+
+    notice: what a command prints as soon as a signal comes, if it may take seconds until the work stops.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -93,10 +96,12 @@ def deferred() -> Iterator[None]:
     outermost = not _state.deferred and not _state.guarded
     previous = {number: signal.signal(number, _receive) for number in _SIGNALS} if outermost else {}
     _state.deferred += 1
+    _state.notice, outer_notice = notice or _state.notice, _state.notice
     try:
         yield
     finally:
         _state.deferred -= 1
+        _state.notice = outer_notice
         for number, handler in previous.items():
             signal.signal(number, handler)
         if outermost:
@@ -154,6 +159,8 @@ def _watch(read_fd: int) -> None:
     """
     first = _next_signal(read_fd)
     deadline = None if _state.deferred else time.monotonic() + PATIENCE
+    if _state.notice:
+        _write(f"\nag-jax: {signal.Signals(first).name}: {_state.notice}\n")
     while (number := _next_signal(read_fd, deadline)) == signal.SIGTERM:
         pass  # schedulers send it more than once
     _state.received = _state.received or signal.Signals(first)
@@ -177,6 +184,10 @@ def _leave(message: str) -> None:
     """End the process with a line on stderr, written directly: a signal handler may have interrupted a `print`."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        os.write(2, f"ag-jax: {message}\n".encode())
+    _write(f"ag-jax: {message}\n")
     os._exit(status())
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())

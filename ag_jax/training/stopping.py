@@ -30,7 +30,7 @@ class StopSignal:
 
     def __init__(self):
         self._requested = interruption.requested
-        self._deferred = interruption.deferred()
+        self._deferred = interruption.deferred("saving after this step; Ctrl-C again ends without saving")
         self._steps = 0  # steps that this host has begun
         self._last: int | None = None  # the step after which all hosts stop
         self._notice: str | None = None
