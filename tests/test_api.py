@@ -370,9 +370,11 @@ def scripts(run, tmp_path_factory):
     (place / "my_texts" / "one.txt").write_text("\n\n".join(TEXTS))
 
     def small(function, **changes):
-        return lambda *arguments, settings=None, **options: function(
-            *arguments, settings={**(settings or {}), **changes}, progress=False, **options
-        )
+        def smaller(*arguments, settings=None, **options):
+            options |= {"seeds": options["seeds"][:2]} if "seeds" in options else {}
+            return function(*arguments, settings={**(settings or {}), **changes}, progress=False, **options)
+
+        return smaller
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -399,18 +401,24 @@ def test_the_scripts_of_the_page_are_short(scripts):
 
 def test_a_comparison_of_arms_over_seeds(scripts):
     comparison = scripts["comparison"]
-    assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1, 2))}
+    assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1))}
     losses = {(row["arm"], row["seed"]): row["validation_loss"] for row in comparison.table}
     assert losses == {key: one.summary["validation_loss"] for key, one in comparison.runs.items()}
     of_arm = comparison.numbers["arms"]["ag"]["values"]["validation_loss"]
-    assert of_arm == [losses["ag", seed] for seed in range(3)] and comparison.report.exists()
+    assert of_arm == [losses["ag", seed] for seed in range(2)] and comparison.report.exists()
     assert len(repr(comparison)) < 1000 and "<table>" in comparison._repr_html_()
     with pytest.raises(ag_jax.SettingsError, match="ag_jax.finetune"):
         ag_jax.compare("finetune/own:checkpoint=x,train=y.csv", workdir="other")
 
 
 def test_probe_a_model(run, tmp_path):
-    probes = ag_jax.probe(run.model, workdir=tmp_path / "probes", settings={"resamples": 100})
+    sentences = tmp_path / "refl.0"
+    every = itertools.product(("our", "her", "my"), ("prince|himself", "girl|herself"), ("love", "hurt", "kick"))
+    lines = [f"{whose} {who.partition('|')[0]} will {verb} {who.partition('|')[2]}" for whose, who, verb in every]
+    sentences.write_text("".join(f"{line}\t4\t0 1\t\n" for line in lines))
+    probes = ag_jax.probe(
+        run.model, workdir=tmp_path / "probes", data={"reflexives": sentences}, settings={"resamples": 100}
+    )
     models = {row["model"] for row in probes.table}
     assert models == {"model", "random"} and all(
         0 <= row["low"] <= row["score"] <= row["high"] <= 1 for row in probes.table

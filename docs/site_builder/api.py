@@ -126,8 +126,8 @@ def page() -> str:
     """Return the page: a heading, a sentence and autodoc's directives for each module."""
     parts = [
         "# Python API",
-        "The names of `import ag_jax` come first, then what config files, custom patterns, attacks and probes use. Names "
-        "of arrays end with their axes "
+        "The names of `import ag_jax` come first, then what config files, custom patterns, attacks and probes use. "
+        "Names of arrays end with their axes "
         "([terms](../terms.md)): `weights_NHQK` has the axes layer, head, query and key.",
     ]
     for heading, text, module, names in PUBLIC:
