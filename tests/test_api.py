@@ -231,8 +231,9 @@ def test_pairs_in_memory_are_both_sides_of_a_translation(tmp_path, monkeypatch):
     pairs = [{"source": "A dog.", "target": "Ein Hund."}]
     data = pretraining._with_texts(base, epath.Path(tmp_path), pairs, None).settings.data
     assert data.target is None and epath.Path(data.source).read_text() == json.dumps(pairs[0]) + "\n"
-    data = pretraining._with_texts(base, epath.Path(tmp_path / "other"), "b.en", None).settings.data
-    assert (data.source, data.target) == ("b.en", "a.de")
+    for path in ("b.en", pathlib.Path("b.en")):
+        data = pretraining._with_texts(base, epath.Path(tmp_path / "other"), path, None).settings.data
+        assert (data.source, data.target) == ("b.en", "a.de")
 
 
 def test_wrong_settings(tmp_path):

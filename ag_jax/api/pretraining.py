@@ -128,7 +128,7 @@ def _with_texts(base: ConfigFile, workdir: epath.Path, train: Texts | None, vali
                     "them, or choose another workdir"
                 )
             changes[f"data.{side}source"] = source
-            if data.is_parallel and source != given:  # records that hold both sides
+            if data.is_parallel and not isinstance(given, str | os.PathLike):  # records that hold both sides
                 changes[f"data.{side}target"] = None
     return base.with_overrides(changes)
 
