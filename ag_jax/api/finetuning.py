@@ -121,8 +121,8 @@ def finetune(
     label: name of the column with the labels. Models predict labels of the type that they have there; texts, if they
         have several types.
     seeds: seeds of the models.
-    config: the config, with arguments of its own, such as "finetune/own:scale=small" for small models.
-    settings: settings on top of it, such as {"tasks.own.epochs": 3}.
+    config: the config file, which may have further arguments: "finetune/own:scale=small" is for small models.
+    settings: settings on top of the config, such as {"tasks.own.epochs": 3}.
     progress: see `pretrain`.
 
     Raises SettingsError for wrong settings, ValueError or OSError for data that cannot be used, and KeyboardInterrupt,
@@ -138,6 +138,7 @@ def finetune(
             "train": texts.source(train, directory, "train", columns, ("is_impossible",)),
             "test": texts.source(test, directory, "test", columns, ("is_impossible", label)),
         }
+        # The config holds out one example in N, by a hash of the texts: other shares cannot be had.
         share = validation if isinstance(validation, int | float) else None
         if share is None:
             examples: Any = validation
@@ -153,6 +154,7 @@ def finetune(
         arguments |= {} if kind is None else {"kind": kind}
         arguments |= {} if share is None else {"held_out": round(1 / share)}
         arguments |= {"choices": tuple(choices)} if choices else {}
+        # As values, because a name or a path with a comma or an equals sign cannot be typed as an argument.
         base = configs.load(config, settings, FinetuningConfig, arguments)
         path = calls.written(comparison.finetune(base, directory), directory)
     return Suite(directory, path)

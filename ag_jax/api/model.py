@@ -37,7 +37,7 @@ WITH_LOGITS = ("classification", "regression", "tagging", "span", "span_or_none"
 
 
 class Outputs(NamedTuple):
-    """What a model computes of a batch.
+    """The outputs of a model for a batch.
 
     hidden: the last hidden states, [texts, tokens, width].
     logits: of a model that predicts masked words, [texts, tokens, vocabulary]; of a fine-tuned model those of its task:

@@ -198,7 +198,7 @@ def compare(
         base = configs.load(config, {**(settings or {}), **changes}, ExperimentConfig)
         directory = contents.output_directory(workdir, contents.COMPARISON)
         base = _with_texts(base, directory, texts, validation)
-        with configs.errors():
+        with configs.errors():  # also of arms that contradict each other, before anything is trained
             of_arms, _ = comparison.arm_configs(base)
         path = calls.written(comparison.compare(base, directory), directory)
     return Comparison(directory, {(arm, seed): Run(directory / f"{arm}-seed{seed}") for arm, seed in of_arms}, path)

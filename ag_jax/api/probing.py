@@ -98,7 +98,7 @@ def probe(
     Raises SettingsError for wrong data or settings.
     """
     every = [models] if isinstance(models, Model | str | os.PathLike) else list(models)
-    steps = {step_of(model) for model in every}
+    steps = {step_of(model) for model in every}  # the config has one step for all models
     if len(steps) > 1:
         raise ValueError("expected models that are all opened at the newest or at one step: probe them one by one")
     arguments = {"checkpoint": ",".join(map(directory_of, every))}

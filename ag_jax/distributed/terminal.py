@@ -87,7 +87,7 @@ class Bar(rich.progress.Progress):
 
     @property
     def is_live(self) -> bool:
-        """Whether the bar, or its line in a notebook, is shown, so that its status need not be printed."""
+        """Whether the bar or the line of a notebook is shown; otherwise, a caller prints the status."""
         return self._line is not None or not self.disable
 
     def show(self, status: str, done: float | None = None) -> None:
