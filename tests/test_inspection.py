@@ -214,7 +214,7 @@ def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_p
     assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
     guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
     numbers = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
-    assert guided == [1, 1, 1] and numbers == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
+    assert guided == [1, 1, 1] and numbers == [["head", "0"], ["heads", "0-1"], ["head", "0"]]
     assert [(one.kind, layers, chosen) for one, layers, chosen in drawn] == [
         (kind, None, ()) for kind in ("encoder", "decoder", "cross")
     ]
@@ -254,10 +254,10 @@ def test_a_translation_model_in_the_files_of_transformers(places):
 def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, drawn, capsys):
     """For a text and its translation, whose three kinds of attention all depend on the encoder."""
     opened = best.open_for_inspection(places / "translation")
-    given = {"target": "we build the union", "without": ["2.1", " 2.1"]}
+    given = {"target": "we build the union", "without": ["1.0", " 1.0"]}
     said, _, paths = inspect(places / "translation", capsys, **given)
-    assert said.count("output of head 2.1 of the encoder zeroed") == 3
-    assert paths[0].name == "encoder_step0_without2.1.png"
+    assert said.count("output of head 1.0 of the encoder zeroed") == 3
+    assert paths[0].name == "encoder_step0_without1.0.png"
     params = jax.tree.map(np.array, opened.translator.params)
     settings = (opened.tokenizer, TEXT, "we build the union", opened.length)
     whole = pairs.pair_maps(opened.translator.model, params, *settings)
@@ -280,7 +280,7 @@ def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, pl
     monkeypatch.setattr(best, "open_for_inspection", lambda *_, **__: dataclasses.replace(opened, **changes))
     target = None if place == "run" else "we build the union"
     assert cli.run_safely(request("inspect", places / place, target=target)) == 1
-    assert f"{opened.name}: the attention is not finite in layer 2" in capsys.readouterr().err.replace("\n", " ")
+    assert f"{opened.name}: the attention is not finite in layer 1" in capsys.readouterr().err.replace("\n", " ")
 
 
 PAGE = {"html": "new.html"}
@@ -289,12 +289,12 @@ PAGE = {"html": "new.html"}
 @pytest.mark.parametrize(
     ("place", "given", "named"),
     [
-        ("run", {"without": ["1.1", "1.3"]}, "--without=1.1,1.3: .* 1.1 to 2.2, got '1.3'"),
-        ("run", {"without": ["0.1"]}, "'0.1'"),
+        ("run", {"without": ["0.0", "0.2"]}, "--without=0.0,0.2: .* 0.0 to 1.1, got '0.2'"),
+        ("run", {"without": ["2.0"]}, "'2.0'"),
         ("run", {"without": ["1.1.1"]}, "'1.1.1'"),
-        ("run", {"layers": ["3"]}, "--layers=3: .* 1 to 2.*'3'"),
+        ("run", {"layers": ["2"]}, "--layers=2: .* 0 to 1.*'2'"),
         ("run", {"layers": ["1", "all"]}, "'all'"),
-        ("run", {"heads": ["3.1"]}, "--heads=3.1: .*'3.1'"),
+        ("run", {"heads": ["2.0"]}, "--heads=2.0: .*'2.0'"),
         ("run", {"layers": ["1"], "heads": ["1.1"]}, "--layers or --heads"),
         ("run", {"layers": ["1"], "html": "a.html"}, "--layers or --html"),
         ("run", {"target": "we build"}, "--target .*run"),
@@ -317,9 +317,9 @@ def test_what_cannot_be_shown(places, place, given, named, drawn, tmp_path, monk
 @pytest.mark.parametrize(
     ("chosen", "layers", "of_heads"),
     [
-        ({"layers": ["2", "1", "2"]}, (0, 1), ()),
+        ({"layers": ["1", "0", "1"]}, (0, 1), ()),
         ({"layers": ["all"]}, (0, 1), ()),
-        ({"heads": ["2.1"]}, None, ((1, 0),)),
+        ({"heads": ["1.0"]}, None, ((1, 0),)),
     ],
 )
 def test_layers_and_heads_of_the_figures(places, drawn, capsys, chosen, layers, of_heads):
@@ -330,18 +330,18 @@ def test_layers_and_heads_of_the_figures(places, drawn, capsys, chosen, layers, 
 
 
 def test_of_every_kind_the_chosen_heads_that_it_has():
-    assert restrict(Chosen(heads=("5.2", "1.3")), [(6, 4), (2, 4), (2, 2)]) == [
+    assert restrict(Chosen(heads=("4.1", "0.2")), [(6, 4), (2, 4), (2, 2)]) == [
         (None, ((0, 2), (4, 1))),
         (None, ((0, 2),)),
         (None, ()),
     ]
-    assert restrict(Chosen(layers=("5", "1")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
+    assert restrict(Chosen(layers=("4", "0")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
 
 
 def test_names_of_figures_are_short_and_distinct():
     many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
     names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
-    assert names[:2] == ["_step100", "_step100_without3.2"] and plots.file_suffix(None, ()) == ""
+    assert names[:2] == ["_step100", "_step100_without2.1"] and plots.file_suffix(None, ()) == ""
     assert len(set(names)) == 4 and max(map(len, names)) < 60
 
 
@@ -397,8 +397,8 @@ def test_attention_under_an_attack_on_embeddings(places, drawn, tmp_path, capsys
     said, _, paths = inspect(place, capsys)
     assert paths[-1].name == "attention_attacked_step0.png"
     _, table = said.split("Attack freelb: ")
-    found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(1|2|mean) ", line)}
-    assert found.keys() == {"1", "2", "mean"} and 0 < found["mean"] < 1
+    found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(0|1|mean) ", line)}
+    assert found.keys() == {"0", "1", "mean"} and 0 < found["mean"] < 1
     (read,) = re.findall(r"masked tokens, as in training.\n(.*)", table)
     assert TOKENIZER.tokens([TOKENIZER.specials.mask])[0] in read.split()
 
@@ -484,7 +484,7 @@ def page(place, path, capsys, **more):
 
 def test_a_page_in_place_of_figures_and_one_of_several_models_and_steps(places, tmp_path, capsys):
     place = shutil.copytree(places / "run", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
-    more = {"against": [str(places / "run"), str(places / "hf")], "steps": ["all"], "heads": ["2.1"]}
+    more = {"against": [str(places / "run"), str(places / "hf")], "steps": ["all"], "heads": ["1.0"]}
     found = page(place, tmp_path / "new" / "maps.html", capsys, **more)
     models = [f"{tmp_path.name}/run", f"{places.name}/run", f"{places.name}/hf"]
     assert [view["model"] for view in found] == models
@@ -506,7 +506,7 @@ def test_heads_of_a_page_that_another_model_lacks():
     other = SimpleNamespace(model=SimpleNamespace(config=shallow), directory="shallow")
     seen = SimpleNamespace(opened=SimpleNamespace(model=SimpleNamespace(config=CONFIG), directory="deep"))
     page = pages.Page("m.html", lambda directory, step: other, against=["shallow"])
-    with pytest.raises(ValueError, match=r"--without=2.1: .* --against=shallow has only 1 layers of"):
+    with pytest.raises(ValueError, match=r"--without=1.0: .* --against=shallow has only 1 layers of"):
         pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
 
 

@@ -119,7 +119,7 @@ class AttentionMaps:
         """Raise ValueError if weights are not finite, because tables and figures would show them as missing values."""
         finite_N = np.isfinite(self.weights_NHQK).all((1, 2, 3))
         if not finite_N.all():
-            layers = [str(layer + 1) for layer in np.flatnonzero(~finite_N)]
+            layers = [str(layer) for layer in np.flatnonzero(~finite_N)]
             raise ValueError(
                 f"{self.title} of {self.model or 'the model'}: the attention is not finite in layer "
                 f"{', '.join(layers)}, because parameters are NaN or scores overflow: inspect an earlier step or "
@@ -208,11 +208,11 @@ def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
 
 
 def named_heads(without: Heads) -> str:
-    """Return heads as text that counts from 1, such as `head 3.2 of the encoder` for layer 3's second head.
+    """Return heads as text, such as `head 3.2 of the encoder` for head 2 of layer 3.
 
     Of more than `MOST_NAMED` heads, only the first ones are named.
     """
-    names = [f"{layer + 1}.{head + 1}" for layer, head in without[:MOST_NAMED]]
+    names = [f"{layer}.{head}" for layer, head in without[:MOST_NAMED]]
     more = f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
     return f"head{'s' if len(without) > 1 else ''} {', '.join(names)}{more} of the encoder"
 
@@ -515,7 +515,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
             _number(masses[name][layer, members_NH[layer]].mean()) if members_NH[layer].any() else ""
             for name, members_NH, _ in columns
         ]
-        rows.append([str(layer + 1), *cells])
+        rows.append([str(layer), *cells])
     windows = maps.window_of_layer
     chance = [
         [label, *(_number(by_name[name].chance_N[windows.index(window)]) for name, _, _ in columns)]
@@ -531,7 +531,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     lines.append(Table(header, [*rows, *chance]).terminal(totals=len(chance)))
     if assignment.where:
         lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
-    local = [str(layer + 1) for layer in range(layers) if windows[layer] is not None]
+    local = [str(layer) for layer in range(layers) if windows[layer] is not None]
     if local:
         word = "layers" if len(local) > 1 else "layer"
         side = max(window or 0 for window in windows) // 2
@@ -553,8 +553,8 @@ def chance_labels(windows: Sequence[int | None]) -> dict[int | None, str]:
 
 
 def _span(heads: Sequence[int] | np.ndarray) -> str:
-    """Return a range of heads as text, such as `head 2` or `heads 3-6`: `heads` counts from 0, the text from 1."""
-    return f"head {heads[0] + 1}" if len(heads) == 1 else f"heads {heads[0] + 1}-{heads[-1] + 1}"
+    """Return a range of heads as text, such as `head 2` or `heads 3-6`."""
+    return f"head {heads[0]}" if len(heads) == 1 else f"heads {heads[0]}-{heads[-1]}"
 
 
 def _number(value: float) -> str:

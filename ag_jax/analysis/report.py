@@ -170,7 +170,7 @@ def table_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str], S
     rows: (cells of the first columns, those of all layers and of each layer).
     """
     layers = max(len(cells) for _, cells in rows) - 1
-    columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
+    columns = [*header, "All layers", *(f"Layer {layer}" for layer in range(layers))]
     return Table(columns, [[*first, *cells, *[DASH] * (layers + 1 - len(cells))] for first, cells in rows])
 
 

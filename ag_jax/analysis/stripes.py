@@ -142,7 +142,7 @@ def shares_table(attention: AttentionMaps) -> str:
     by_layer, tokens = shares_of_maps(attention), len(attention.tokens)
     labels, count = chance_labels(attention.window_of_layer), stripe_count(tokens)
     chance = uniform_shares(tokens, tuple(labels))
-    rows = [[str(layer), *(f"{value:.2f}" for value in of)] for layer, of in enumerate(zip(*by_layer, strict=True), 1)]
+    rows = [[str(layer), *(f"{value:.2f}" for value in of)] for layer, of in enumerate(zip(*by_layer, strict=True))]
     rows += [[label, *(f"{values[row]:.2f}" for values in chance)] for row, label in enumerate(labels.values())]
     columns = "column" if count == 1 else f"{count} columns"
     return (

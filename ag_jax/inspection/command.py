@@ -32,7 +32,7 @@ def inspect(
 
     text: the text, by default `opened.text`.
     target: its translation, by default that of the model with all of its heads, which is printed.
-    without: heads of the encoder whose outputs are zeroed, such as `3.2`, the second head of layer 3. The tables and
+    without: heads of the encoder whose outputs are zeroed, such as `3.2`, head 2 of layer 3. The tables and
         figures say so, and the figures have other file names.
     page: an interactive page to write in place of the figures.
     chosen: layers or heads of the figure of heads; of each kind of attention those are drawn that it has.

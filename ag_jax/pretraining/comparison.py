@@ -264,8 +264,8 @@ def _figures(
     layer, head = layers[len(layers) // 2], 0
     for name, count in [*assignment.counts, ("free", 1)]:  # the first head of each pattern, then the first free head
         if head < last.weights_NHQK.shape[1]:
-            caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
-            path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
+            caption = f"Layer {layer}, head {head} ({name}) during training"
+            path = directory / f"maps_layer{layer}_head{head}.png"
             figures.append((caption, plots.map_figure(columns, layer, head, path, about)))
         head += count
     if not next(iter(runs.values()))[1].translates:

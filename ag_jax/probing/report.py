@@ -253,9 +253,9 @@ def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:
                 for mode, measured in result.modes.items():
                     for kind, part, scores_QNH in summary.parts(result.probe, measured):
                         right_NH = scores_QNH.sum(0, dtype="float64")
-                        for layer, of_layer in enumerate(right_NH, 1):
-                            for head, right in enumerate(of_layer, 1):
+                        for layer, of_layer in enumerate(right_NH):
+                            for head, right in enumerate(of_layer):
                                 place = [arm, number, probe, mode, kind, part, layer, head]
-                                guided = int(guided_NH[layer - 1, head - 1])
+                                guided = int(guided_NH[layer, head])
                                 writer.writerow([*place, guided, f"{right:.6g}", len(scores_QNH)])
     return text.getvalue()

@@ -89,7 +89,7 @@ def test_masses_over_layers_and_steps():
     np.testing.assert_allclose(np.ma.filled(panels["ag: [Next]"].get_array(), np.nan), expected)
     edges = panels["ag: [Next]"].get_coordinates()
     np.testing.assert_allclose(edges[0, :, 0], [2.5, 5, 10, 30])
-    np.testing.assert_allclose(edges[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
+    np.testing.assert_allclose(edges[:, 0, 1], [-0.5, 0.5, 1.5, 2.5])
 
 
 def test_curves_are_written(tmp_path):

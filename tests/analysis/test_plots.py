@@ -59,7 +59,7 @@ def test_overview_holds_every_map():
     for layer, head in np.ndindex(3, 3):
         tile = mosaic[layer * high : layer * high + 4, head * wide : head * wide + 11]
         np.testing.assert_array_equal(tile, cross.weights_NHQK[layer, head])
-    assert labels(axes.get_xticklabels()) == ["1\n[First]", "2\n[Diagonal]", "3\nfree"]
+    assert labels(axes.get_xticklabels()) == ["0\n[First]", "1\n[Diagonal]", "2\nfree"]
     colours = [COLOURS["first"], COLOURS["diagonal"], matplotlib.colors.to_rgba("0.75")]
     assert [patch.get_edgecolor() for patch in axes.patches] == colours * 3
     for number, patch in enumerate(axes.patches):
@@ -101,17 +101,17 @@ def test_heads_beside_their_targets(kind, counts):
         for layer, panel in zip((0, 2, 4), drawn[4 * row : 4 * row + 3], strict=True):
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
             mass, chance = found[name].mass_NH[layer, head], found[name].chance_N[layer]
-            title = f"layer {layer + 1} {mass:.2f} on {maps.title(name)} (chance {chance:.2f})"
+            title = f"layer {layer} {mass:.2f} on {maps.title(name)} (chance {chance:.2f})"
             assert panel.get_title().split() == title.split()
         np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
         assert drawn[4 * row + 3].get_title() == f"target {maps.title(name)}"
-        assert drawn[4 * row].get_ylabel() == f"head {head + 1}"
+        assert drawn[4 * row].get_ylabel() == f"head {head}"
         assert {panel.spines["left"].get_edgecolor() for panel in drawn[4 * row : 4 * row + 4]} == {COLOURS[name]}
     free = owners.index(None)
     for row, head in enumerate((free, free + 1)):
         for layer, panel in zip((0, 2, 4), drawn[8 + 3 * row :], strict=False):
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-        assert drawn[8 + 3 * row].get_ylabel() == f"head {head + 1} (free)"
+        assert drawn[8 + 3 * row].get_ylabel() == f"head {head} (free)"
     assert labels(drawn[0].get_yticklabels()) == list(attention.row_tokens)
     assert labels(drawn[-1].get_xticklabels()) == list(attention.tokens)
     assert drawn[0].get_xticklabels() == [] and drawn[1].get_yticklabels() == []
@@ -131,7 +131,7 @@ def test_pictures_of_a_model_of_which_some_layers_are_guided():
         name = guide or best_NH[place]
         mass = found[name].mass_NH[place] if guide else mass_NH[place]
         first, second = panel.get_title().split("\n")
-        assert first == f"layer {place[0] + 1}, head {place[1] + 1}{'' if guide else ' (free)'}"
+        assert first == f"layer {place[0]}, head {place[1]}{'' if guide else ' (free)'}"
         assert second == f"{mass:.2f} on {maps.title(name)} (chance {found[name].chance_N[place[0]]:.2f})"
         assert panel.spines["left"].get_edgecolor() == COLOURS.get(guide, matplotlib.colors.to_rgba("0.5"))
     (overview,) = panels(plots.draw_overview(attention, assignment))
@@ -198,7 +198,7 @@ def test_maps_of_arms_during_training():
     for column, (arm, layer, head) in zip(sorted(by_column), expected, strict=True):
         for axes, (_, of_stage) in zip(by_column[column], columns[arm], strict=True):
             np.testing.assert_array_equal(shown(axes), of_stage.weights_NHQK[layer, head])
-        assert by_column[column][0].get_title() == f"{arm}\nlayer {layer + 1}, head {head + 1}"
+        assert by_column[column][0].get_title() == f"{arm}\nlayer {layer}, head {head}"
     assert [axes.get_ylabel() for axes in by_column[0]] == ["0 %", "1 %", "2 %"]
     with pytest.raises(ValueError, match=r"2 layers of 3 heads or 4 layers"):
         plots.draw_maps(columns, 7, 0)
@@ -217,7 +217,7 @@ def test_means_of_arms_side_by_side():
     drawn = panels(plots.draw_means(arms))
     for panel, (name, one) in zip(drawn, arms.items(), strict=True):
         np.testing.assert_allclose(shown(panel), one.weights_NHQK[-1].mean(0))
-        assert panel.get_title() == f"{name}: layer {len(one.weights_NHQK)}"
+        assert panel.get_title() == f"{name}: layer {len(one.weights_NHQK) - 1}"
     assert labels(drawn[0].get_yticklabels()) == list(arms["base"].row_tokens)
     assert labels(drawn[1].get_xticklabels()) == list(arms["base"].tokens)
 

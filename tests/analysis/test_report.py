@@ -64,7 +64,7 @@ def test_tables_of_metrics_and_differences_have_their_numbers():
 
 def test_layers_that_a_model_does_not_have_are_dashes():
     table = report.table_of_layers(["Task"], [(["a"], ["0.38", "0.5", "0.25"]), (["b"], ["0.1", "0.1"])])
-    assert table.header == ["Task", "All layers", "Layer 1", "Layer 2"] and table.rows[1] == ["b", "0.1", "0.1", "–"]
+    assert table.header == ["Task", "All layers", "Layer 0", "Layer 1"] and table.rows[1] == ["b", "0.1", "0.1", "–"]
 
 
 def test_settings_in_which_arms_differ():

@@ -136,7 +136,7 @@ def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Se
     rows: tokens of the rows, for labels on the left; empty for no labels.
     columns: tokens of the columns, for labels below; empty for no labels.
 
-    If some tokens of a side are left out, each label also has the token's position in the sentence, counted from 1.
+    If some tokens of a side are left out, each label also has the token's position in the sentence, counted from 0.
     """
 
     def ticks(tokens: Sequence[str], inches: float) -> tuple[range, list[str], int]:
@@ -145,7 +145,7 @@ def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Se
         places = range(0, len(tokens), step)
         names = [label(tokens[place]) for place in places]
         if step > 1:
-            names = [f"{name}  {place + 1}" for name, place in zip(names, places, strict=True)]
+            names = [f"{name}  {place}" for name, place in zip(names, places, strict=True)]
         return places, names, step
 
     # Tokens are text: a dollar sign in one does not begin a formula.
@@ -158,13 +158,13 @@ def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Se
 
 
 def layer_head_ticks(axes: Axes, shape: tuple[int, ...], most: int) -> None:
-    """Label the rows of a heat map with layers and its columns with heads, counted from 1, at most `most` of each.
+    """Label the rows of a heat map with layers and its columns with heads, at most `most` of each.
 
     shape: numbers of layers and of heads.
     """
     rows, columns = (range(0, count, math.ceil(count / most)) for count in shape)
-    axes.set_xticks(columns, [str(head + 1) for head in columns], fontsize=SMALL)
-    axes.set_yticks(rows, [str(layer + 1) for layer in rows], fontsize=SMALL)
+    axes.set_xticks(columns, [str(head) for head in columns], fontsize=SMALL)
+    axes.set_yticks(rows, [str(layer) for layer in rows], fontsize=SMALL)
     axes.tick_params(length=0)
 
 

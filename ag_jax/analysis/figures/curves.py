@@ -259,12 +259,12 @@ def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarra
 def _draw_mass(axes: Axes, edges_S: np.ndarray, mass_NS: np.ndarray) -> Any:
     layers = mass_NS.shape[0]
     image = axes.pcolormesh(
-        edges_S, np.arange(layers + 1) + 0.5, np.ma.masked_invalid(mass_NS), cmap=WEIGHTS, vmin=0, vmax=1
+        edges_S, np.arange(layers + 1) - 0.5, np.ma.masked_invalid(mass_NS), cmap=WEIGHTS, vmin=0, vmax=1
     )
     axes.set_facecolor("0.85")
     axes.set_xscale("log")
-    axes.set_ylim(layers + 0.5, 0.5)
-    places = range(1, layers + 1, 1 if layers <= 8 else 3)
+    axes.set_ylim(layers - 0.5, -0.5)
+    places = range(0, layers, 1 if layers <= 8 else 3)
     axes.set_yticks(places, [str(place) for place in places])
     axes.tick_params(labelsize=SMALL, which="both")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -74,10 +74,10 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     rim_x, rim_y = 0.5 + right / 2, 0.5 + down / 2
     axes.set(xlim=(-rim_x, mosaic.shape[1] - 1 + rim_x), ylim=(mosaic.shape[0] - 1 + rim_y, -rim_y))
     axes.set_frame_on(False)
-    names = [f"{head + 1}\n{label(title(owner)) if owner else maps.unguided}" for head, owner in enumerate(owners)]
+    names = [f"{head}\n{label(title(owner)) if owner else maps.unguided}" for head, owner in enumerate(owners)]
     steep = 90 if size.width < 0.75 else 0
     axes.set_xticks([left + (wide - 1) / 2 for left in lefts], names, fontsize=SMALL, rotation=steep)
-    axes.set_yticks([top + (high - 1) / 2 for top in tops], [str(1 + layer) for layer in range(layers)], fontsize=SMALL)
+    axes.set_yticks([top + (high - 1) / 2 for top in tops], [str(layer) for layer in range(layers)], fontsize=SMALL)
     axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
     for tick, owner in zip(axes.get_xticklabels(), owners, strict=True):
         tick.set_color(colours[owner] if owner else "0.35")

@@ -1,7 +1,6 @@
 """Figures of attention maps of one model or of a comparison's arms, and of the patterns' target matrices.
 
 Every `draw_...` returns a matplotlib `Figure` to show or change; the other functions write PNGs and return their paths.
-Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the figures.
 
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
@@ -82,7 +81,7 @@ def save_inspection(
     if heads:
         figures[f"heads{_short(heads)}"] = draw_chosen(maps, assignment, special, heads)
     else:
-        names = "" if layers is None else "_layers" + "+".join(str(layer + 1) for layer in layers)
+        names = "" if layers is None else "_layers" + "+".join(str(layer) for layer in layers)
         figures[f"heads{names}"] = draw_heads(maps, assignment, special, layers)
     figures["mass"] = draw_mass(maps, assignment, special)
     kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
@@ -97,7 +96,7 @@ def file_suffix(step: int | None, without: Heads) -> str:
 
 def _short(heads: Heads) -> str:
     """Return heads as a part of a file name, such as `3.2+4.1`, or their number and a hash if they are many."""
-    names = "+".join(f"{layer + 1}.{head + 1}" for layer, head in heads)
+    names = "+".join(f"{layer}.{head}" for layer, head in heads)
     if len(heads) > MOST_NAMED:
         return f"_{len(heads)}_heads_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return names
@@ -176,14 +175,14 @@ def draw_heads(
         owner = owners[head]
         for column, layer in enumerate(layers):
             image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
-            _set_title(axes[row, column], size, f"layer {layer + 1}", masses.of_head(layer, head))
+            _set_title(axes[row, column], size, f"layer {layer}", masses.of_head(layer, head))
             if guide := masses.owners_NH[layer, head]:
                 canvas.frame(axes[row, column], colours[guide])
         if owner:
             canvas.draw_map(axes[row, -1], masses.by_name[owner].target_QK, size)
             _set_title(axes[row, -1], size, f"target {label(title(owner))}")
             canvas.frame(axes[row, -1], colours[owner])
-        axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
+        axes[row, 0].set_ylabel(f"head {head}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
         for column, panel in enumerate(axes[row]):
             lowest = len(rows) - 1 if column < len(layers) else len(names) - 1
             row_tokens = maps.row_tokens if column == 0 else ()
@@ -209,7 +208,7 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
         image = canvas.draw_map(panel, maps.weights_NHQK[layer, head], size)
         owner = masses.owners_NH[layer, head]
         kind = "" if owner else f" ({maps.unguided})"
-        _set_title(panel, size, f"layer {layer + 1}, head {head + 1}{kind}", masses.of_head(layer, head))
+        _set_title(panel, size, f"layer {layer}, head {head}{kind}", masses.of_head(layer, head))
         if owner:
             canvas.frame(panel, colours[owner])
         _grid_ticks(axes, number, len(heads), size, maps.row_tokens, maps.tokens)
@@ -346,7 +345,7 @@ def draw_maps(
             if column == 0:
                 panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
             if row == 0:
-                _set_title(panel, size, label(arm, 24), f"layer {place[0] + 1}, head {place[1] + 1}")
+                _set_title(panel, size, label(arm, 24), f"layer {place[0]}, head {place[1]}")
             row_tokens, is_last = maps.row_tokens if column == 0 else (), row == len(columns[arm]) - 1
             canvas.token_ticks(panel, size, rows=row_tokens, columns=maps.tokens if is_last else ())
     if image is None:
@@ -377,7 +376,7 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     axes = figure.subplots(rows, columns, squeeze=False)
     for number, (panel, (arm, maps)) in enumerate(zip(axes.flat, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
-        _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}", _shares(maps))
+        _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK) - 1}", _shares(maps))
         _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_tokens, maps.tokens)
     canvas.fill(figure, image, axes, axes.flat[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
