@@ -52,7 +52,8 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
         layer, head = map(int, match.groups()) if match else (layers, heads)
         if layer >= layers or head >= heads:
             raise ValueError(
-                f"--{flag}={','.join(names)}: expected heads LAYER.HEAD from 0.0 to {layers - 1}.{heads - 1}, got {name!r}"
+                f"--{flag}={','.join(names)}: expected heads LAYER.HEAD from 0.0 to {layers - 1}.{heads - 1}, "
+                f"got {name!r}"
             )
         places.add((layer, head))
     return tuple(sorted(places))
