@@ -1,25 +1,31 @@
-"""The report of fine-tuning: its numbers, and sections on scores, significance tests, sweeps, examples and times.
+"""The report of fine-tuning: its numbers, the result in sentences, and sections on scores, tests, errors and sweeps.
 
-Metrics are fractions in the numbers, the content of report.json, and percentages in the tables.
+Metrics are fractions in the numbers, the content of report.json, and percentages in the sentences and tables.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from etils import epath
+
+from ag_jax.analysis.figures import canvas, learning
 from ag_jax.analysis.report import (
     DASH,
     DIFFERENCE_EXPLAINED,
     DIFFERENCE_HEADER,
+    Block,
+    Figure,
     Section,
     difference_cells,
     differences_json,
     percent,
     settings_section,
 )
-from ag_jax.analysis.tables import Table
+from ag_jax.analysis.tables import Table, verbatim
 from ag_jax.evaluation.significance import SIGNIFICANT, over_seeds
-from ag_jax.finetuning import results
+from ag_jax.finetuning import error_analysis, results, trivial
 from ag_jax.finetuning.results import Chosen
+from ag_jax.finetuning.summary import headline, sentences, splits
 
 COUNTS = {
     "train": "Training examples",
@@ -30,15 +36,21 @@ COUNTS = {
     "skipped": "Malformed, left out",
     "trials": "Trials",
 }
+# Of the counts, those of only some kinds of tasks, by the beginnings of the kinds.
+ONLY_OF = {"cut_words": "tagging", "lost": "span"}
 
 
 def numbers(
-    seeds: Sequence[int], chosen: Mapping[str, Mapping[str, Chosen]], notes: Mapping[str, Sequence[str]]
+    seeds: Sequence[int],
+    chosen: Mapping[str, Mapping[str, Chosen]],
+    notes: Mapping[str, Sequence[str]],
+    workdir: epath.Path,
 ) -> dict[str, Any]:
     """Return the numbers of each task and arm, and the differences of arms from the first one, as JSON values.
 
     chosen: the results of each arm, by task; the baseline first.
     notes: the notes on each task.
+    workdir: the directory of the report.
     """
     baseline, of_baseline = next(iter(chosen.items()))
     tasks: dict[str, dict[str, Any]] = {
@@ -49,6 +61,9 @@ def numbers(
                 arm: results.of_arm(of_arm[name], None if arm == baseline else of_task)
                 for arm, of_arm in chosen.items()
             },
+            "examples": {split: len(predicted.examples) for split, predicted in of_task.predicted.items()},
+            "trivial": _trivial(of_task),
+            "errors": _errors([of_arm[name] for of_arm in chosen.values()], workdir),
             "notes": list(notes[name]),
         }
         for name, of_task in of_baseline.items()
@@ -57,35 +72,75 @@ def numbers(
         arm: {name: headline(task["arms"][arm], task["metric"])["values"] for name, task in tasks.items()}
         for arm in chosen
     }
-    return {
+    found = {
         "seeds": list(seeds),
         "arms": list(chosen),
         "baseline": baseline,
         "tasks": tasks,
         "differences": differences_json(over_seeds(scores)),
     }
+    return {"summary": [sentences(found, name) for name in tasks], **found}
+
+
+def _trivial(chosen: Chosen) -> dict[str, Any]:
+    """Return the scores that need no model, by labelled split (`trivial.baseline`)."""
+    found = {
+        split: trivial.baseline(predicted.task, predicted.examples)
+        for split, predicted in chosen.predicted.items()
+        if predicted.is_labelled()
+    }
+    return {split: of_split for split, of_split in found.items() if of_split is not None}
+
+
+def top(arms: Sequence[Chosen]) -> results.Top:
+    """Return the best trial of all arms, of equal ones the first."""
+    return max((of_arm.top for of_arm in arms), key=lambda of: of.score)
+
+
+def _errors(arms: Sequence[Chosen], workdir: epath.Path) -> dict[str, Any]:
+    """Return the error analysis of the best trial of all arms."""
+    best = top(arms)
+    task, examples, (rows,) = best.predicted.task, best.predicted.examples, best.predicted.rows
+    return {
+        "trial": best.directory.relative_to(workdir).as_posix(),
+        "score": best.score,
+        "examples": len(examples),
+        **error_analysis.analysis(task, examples, rows),
+    }
 
 
 def sections(
-    numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], of_attacks: Sequence[Section] = ()
+    numbers: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    use: Section,
+    figures: epath.Path,
+    of_attacks: Sequence[Section] = (),
 ) -> list[Section]:
     """Return the sections of the report of `ag-jax finetune`.
 
     numbers: the content of report.json.
     settings: the flat settings of each arm.
+    use: the section on how to use the model.
+    figures: the directory in which the learning curves are drawn, in that of the report.
     of_attacks: the sections on attacks (`attacked.sections`).
     """
-    arms = numbers["arms"]
-    notes = [f"- {name}: {note}" for name, task in numbers["tasks"].items() for note in task["notes"]]
-    several = len(arms) > 1
+    tasks = numbers["tasks"]
+    several = len(numbers["arms"]) > 1
     return [
-        _scores(numbers, arms, settings),
-        *([_significance(numbers, arms)] if several else []),
-        _all_metrics(numbers, arms),
+        Section("", [verbatim(line) for line in numbers["summary"]]),
+        use,
+        _scores(numbers, settings),
+        *([_significance(numbers)] if several else []),
+        _curves(numbers, figures),
+        *([_other_metrics(numbers)] if len(tasks) > 1 else []),
         *of_attacks,
-        _sweeps(numbers, arms),
-        _counts(numbers, arms),
-        Section("Notes", ["\n".join(notes)]),
+        *(
+            error_analysis.section(name, task["kind"], task["metric"], task["errors"], len(tasks) > 1)
+            for name, task in tasks.items()
+        ),
+        _sweeps(numbers),
+        _counts(numbers),
+        _notes(tasks),
         *([settings_section(settings)] if several else []),
     ]
 
@@ -112,9 +167,10 @@ def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str
     )
 
 
-def headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
-    """Return the summary over seeds of an arm's metric on a task, on the split by which arms are compared."""
-    return of_arm["splits"][of_arm["headline"]][metric]
+def _metrics(task: Mapping[str, Any], split: str) -> list[str]:
+    """Return the names of the metrics of a split, the primary one first."""
+    names = next(of_arm["splits"][split] for of_arm in task["arms"].values() if split in of_arm["splits"])
+    return sorted(names, key=lambda name: name != task["metric"])
 
 
 def _last_epochs(numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> str:
@@ -124,47 +180,103 @@ def _last_epochs(numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str,
     return f", but of {', '.join(tasks)} the last epoch, the only one that was evaluated" if tasks else ""
 
 
-def _scores(numbers: Mapping[str, Any], arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> Section:
-    seeds = numbers["seeds"]
-    over = (
-        f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), and in brackets the median."
-    )
+def _scores(numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Section:
+    """Return the section with the primary metric of each task, and of a single task with all metrics."""
+    seeds, arms = numbers["seeds"], numbers["arms"]
     points = {len(of_arm["sweep"]) for task in numbers["tasks"].values() for of_arm in task["arms"].values()}
     of_sweep = "of every sweep the point with the best median on the development set, " if max(points) > 1 else ""
     epoch = f"of every trial the epoch that was best on the development set{_last_epochs(numbers, settings)}"
-    p, rows = f"p < {SIGNIFICANT:g}", []
-    marked = f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."
-    for name, task in numbers["tasks"].items():
-        scores = {arm: headline(task["arms"][arm], task["metric"]) for arm in arms}
-        base = scores[numbers["baseline"]]["mean"]
-        cells = [
-            cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
-        ]
-        rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *cells])
-        rows += _further_rows(name, task, arms)
-    return Section(
-        "Scores",
-        [
-            over if len(seeds) > 1 else f"One seed ({seeds[0]}).",
-            f"Shown is {of_sweep}{epoch}.",
-            marked if len(arms) > 1 else "",
-            Table(["Task", "Metric", "Set", *arms], rows),
-        ],
+    p = f"p < {SIGNIFICANT:g}"
+    texts = [
+        f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), and in brackets the median."
+        if len(seeds) > 1
+        else f"One seed ({seeds[0]}).",
+        f"Shown is {of_sweep}{epoch}.",
+        f"*No model* is {_without_model(numbers)}."
+        if any(task["trivial"] for task in numbers["tasks"].values())
+        else "",
+        "*Together* is the ensemble of the seeds' models, whose scores are averaged." if len(seeds) > 1 else "",
+        f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."
+        if len(arms) > 1
+        else "",
+    ]
+    is_one = len(numbers["tasks"]) == 1
+    rows = [
+        row
+        for name, task in numbers["tasks"].items()
+        for split in splits(task)
+        for metric in _metrics(task, split)[: None if is_one else 1]
+        for row in [_score_row(numbers, name, split, metric)]
+    ]
+    return Section("Scores", [" ".join(filter(None, texts)), _score_table(numbers, rows)])
+
+
+def _without_model(numbers: Mapping[str, Any]) -> str:
+    """Return in words what the trivial predictions of all tasks are."""
+    return " or ".join(
+        dict.fromkeys(trivial.named(task["kind"]) for task in numbers["tasks"].values() if task["trivial"])
     )
 
 
-def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[list[str]]:
-    """Return further rows of the table of scores: a task's labelled test sets, with the scores of all arms."""
-    metric, of_arms = task["metric"], task["arms"]
-    names = dict.fromkeys(split for arm in arms for split in of_arms[arm]["splits"] if split.startswith("test"))
-    summaries = {split: [of_arms[arm]["splits"].get(split, {}).get(metric) for arm in arms] for split in names}
-    return [
-        [name, metric, split, *(DASH if summary is None else cell(summary) for summary in of_split)]
-        for split, of_split in summaries.items()
+def _other_metrics(numbers: Mapping[str, Any]) -> Section:
+    """Return the section with the metrics that the table of scores of several tasks does not have."""
+    rows = [
+        _score_row(numbers, name, split, metric)
+        for name, task in numbers["tasks"].items()
+        for split in splits(task)
+        for metric in _metrics(task, split)[1:]
     ]
+    return Section("Other metrics", [_score_table(numbers, rows)] if rows else [])
 
 
-def _significance(numbers: Mapping[str, Any], arms: list[str]) -> Section:
+def _score_row(numbers: Mapping[str, Any], name: str, split: str, metric: str) -> list[str]:
+    """Return a row of a table of scores: task, set, metric, the score of each arm, and that without a model."""
+    task = numbers["tasks"][name]
+    is_tested = metric == task["metric"] and split == task["arms"][numbers["baseline"]]["headline"]
+    base, cells = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"], []
+    for of_arm in (task["arms"][arm] for arm in numbers["arms"]):
+        summary = of_arm["splits"].get(split, {}).get(metric)
+        text = DASH if summary is None else cell(summary)
+        if summary is not None and is_tested:
+            text += marks(of_arm["p_value"], summary["mean"] - base)
+        together = of_arm["ensemble"].get(split, {}).get(metric)
+        cells.append(text if together is None else f"{text}; together {percent(together)}")
+    no_model = task["trivial"].get(split, {}).get("metrics", {}).get(metric)
+    return [name, split, metric, *cells, percent(no_model)]
+
+
+def _score_table(numbers: Mapping[str, Any], rows: Sequence[list[str]]) -> Table:
+    """Return the table of `_score_row`s without the columns that say nothing.
+
+    A single arm's column is named by its metric, if all rows have the same.
+    """
+    arms, metrics = numbers["arms"], {row[2] for row in rows}
+    is_same = len(arms) == 1 and len(metrics) == 1
+    header = ["Task", "Set", "Metric", *(arms if len(arms) > 1 else [*metrics] if is_same else ["Score"]), "No model"]
+    hidden = ({"Task"} if len(numbers["tasks"]) == 1 else set()) | ({"Metric"} if is_same else set())
+    return _without(Table(header, rows), hidden)
+
+
+def _without(table: Table, hidden: Set[str] = frozenset()) -> Table:
+    """Return a table without the columns `hidden`, and without those that have a dash in all rows."""
+    columns = [
+        place
+        for place, name in enumerate(table.header)
+        if name not in hidden and any(row[place] != DASH for row in table.rows)
+    ]
+    return Table([table.header[place] for place in columns], [[row[place] for place in columns] for row in table.rows])
+
+
+def _of_arms(numbers: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> Block:
+    """Return a table whose rows begin with task and arm, without what does not vary; a single row as a list."""
+    hidden = {name for name, key in (("Task", "tasks"), ("Arm", "arms")) if len(numbers[key]) == 1}
+    table = _without(Table(["Task", "Arm", *header], rows), hidden)
+    if len(table.rows) > 1:
+        return table
+    return "\n".join(f"- {name}: {text}" for row in table.rows for name, text in zip(table.header, row, strict=True))
+
+
+def _significance(numbers: Mapping[str, Any]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
         base = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"]
@@ -176,63 +288,104 @@ def _significance(numbers: Mapping[str, Any], arms: list[str]) -> Section:
             else:
                 cells = difference_cells(of_arm[name], scale=100, digits=1)
             rows.append([name, arm, *cells, DASH if p_value is None else f"{p_value:.2g}"])
-    explained = (
-        f"Against {numbers['baseline']}, differences of means. A test over seeds needs two or more, and differences "
-        f"that are not all the same. {DIFFERENCE_EXPLAINED} Over examples the score of each is its mean over seeds: "
-        "right or not, minus the squared error of a number, F1 of an answer, and of a tagged sentence, whose entities' "
-        "F1 is no mean over sentences, the part of its words that are right."
-    )
-    return Section("Differences", [explained, Table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows)])
-
-
-def _all_metrics(numbers: Mapping[str, Any], arms: list[str]) -> Section:
-    rows = []
-    for name, task in numbers["tasks"].items():
-        for split in dict.fromkeys(split for of_arm in task["arms"].values() for split in of_arm["splits"]):
-            metrics = next(of_arm["splits"][split] for of_arm in task["arms"].values() if split in of_arm["splits"])
-            for metric in metrics:
-                row = [name, split, metric]
-                for arm in arms:
-                    of_arm = task["arms"][arm]
-                    together = of_arm["ensemble"].get(split, {}).get(metric)
-                    summary = of_arm["splits"].get(split, {}).get(metric)
-                    text = DASH if summary is None else cell(summary)
-                    row.append(text if together is None else f"{text}; together {percent(together)}")
-                rows.append(row)
-    explained = "*Together* is the ensemble of the seeds' models, whose scores are averaged."
-    table = Table(["Task", "Set", "Metric", *arms], rows)
-    return Section("All sets and metrics", [explained if len(numbers["seeds"]) > 1 else "", table])
-
-
-def _sweeps(numbers: Mapping[str, Any], arms: list[str]) -> Section:
-    rows = []
-    points = [
-        point for task in numbers["tasks"].values() for of_arm in task["arms"].values() for point in of_arm["sweep"]
+    hidden = {"Task"} if len(numbers["tasks"]) == 1 else set()
+    table = _without(Table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows), hidden)
+    texts = [
+        f"Against {numbers['baseline']}, differences of means.",
+        "A test over seeds needs two or more, and differences that are not all the same.",
+        DIFFERENCE_EXPLAINED if DIFFERENCE_HEADER[-1] in table.header else "",
+        "Over examples the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 "
+        "of an answer, and of a tagged sentence, whose entities' F1 is no mean over sentences, the part of its words "
+        "that are right.",
     ]
-    swept_names = list(dict.fromkeys(name for point in points for name in point.get("swept", {})))
-    for name, task in numbers["tasks"].items():
-        for arm in arms:
-            for point in task["arms"][arm]["sweep"]:
-                mark, swept = "**" if point["chosen"] else "", point.get("swept", {})
-                rate, median = f"{mark}{point['learning_rate']:g}{mark}", f"{mark}{percent(point['median'])}{mark}"
-                values = [f"{swept[swept_name]:g}" if swept_name in swept else DASH for swept_name in swept_names]
-                epochs = ", ".join(map(str, point["best_epochs"]))
-                cells = [rate, str(point["batch_size"]), *values, median, cell(point), str(point["n"]), epochs]
-                rows.append([name, arm, *cells])
-    # A column for each setting that some task sweeps; the others have a dash there.
-    columns = [swept_name.replace("_", " ").capitalize() for swept_name in swept_names]
-    header = ["Task", "Arm", "Learning rate", "Batch", *columns]
-    header += ["Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
-    return Section("Sweeps", ["On the development set; what was chosen is bold.", Table(header, rows)])
+    return Section("Differences", [" ".join(filter(None, texts)), table])
 
 
-def _counts(numbers: Mapping[str, Any], arms: list[str]) -> Section:
+def _curves(numbers: Mapping[str, Any], directory: epath.Path) -> Section:
+    """Draw the learning curves of the tasks that were evaluated in several epochs; return their section."""
+    tasks, panels = numbers["tasks"], []
+    for name, task in tasks.items():
+        curves = [curve for of_arm in task["arms"].values() for curve in of_arm["curves"]]
+        if max(len(curve["epochs"]) for curve in curves) > 1:
+            title = "development" if len(tasks) == 1 else f"{name}:"
+            without_model = task["trivial"].get(task["arms"][numbers["baseline"]]["headline"], {"metrics": {}})
+            constant = without_model["metrics"].get(task["metric"])
+            drawn = _drawn(numbers, name, task["metric"], 100)
+            panels.append(
+                learning.Panel(f"{title} {task['metric']}", drawn, None if constant is None else 100 * constant)
+            )
+    if len(panels) == len(tasks) == 1:
+        panels.append(learning.Panel("training loss", _drawn(numbers, name, "train_loss")))
+    if not panels:
+        return Section("Learning curves", [])
+    path = canvas.save(learning.draw(panels, _without_model(numbers)), directory / "learning_curves.png")
+    several = "; a thin line is a trial, a thick one the mean" if len(curves) > len(numbers["arms"]) else ""
+    text = f"At the end of each epoch{several}."
+    return Section("Learning curves", [text, Figure("Learning curves", f"{directory.name}/{path.name}")])
+
+
+def _drawn(numbers: Mapping[str, Any], name: str, key: str, scale: float = 1) -> dict[str, list[learning.Curve]]:
+    """Return the learning curves of a task for the figure, by arm; a single arm is the model."""
+    return {
+        arm if len(numbers["arms"]) > 1 else "model": [
+            [(epoch, scale * value) for epoch, value in zip(curve["epochs"], curve[key], strict=True)]
+            for curve in of_arm["curves"]
+        ]
+        for arm, of_arm in numbers["tasks"][name]["arms"].items()
+    }
+
+
+def _sweeps(numbers: Mapping[str, Any]) -> Section:
+    """Return the section with all points of the sweeps that have several."""
+    swept = [
+        (name, arm, point)
+        for name, task in numbers["tasks"].items()
+        for arm in numbers["arms"]
+        for point in task["arms"][arm]["sweep"]
+        if len(task["arms"][arm]["sweep"]) > 1
+    ]
+    if not swept:
+        return Section("Sweeps", [])
+    rows = []
+    swept_names = list(dict.fromkeys(name for *_, point in swept for name in point.get("swept", {})))
+    for name, arm, point in swept:
+        mark, values = "**" if point["chosen"] else "", point.get("swept", {})
+        rate, median = f"{mark}{point['learning_rate']:g}{mark}", f"{mark}{percent(point['median'])}{mark}"
+        # A column for each setting that some task sweeps; the others have a dash there.
+        cells = [f"{values[key]:g}" if key in values else DASH for key in swept_names]
+        score = cell(point) if point["n"] > 1 else DASH
+        epochs = ", ".join(map(str, point["best_epochs"]))
+        rows.append([name, arm, rate, str(point["batch_size"]), *cells, median, score, str(point["n"]), epochs])
+    columns = [name.replace("_", " ").capitalize() for name in swept_names]
+    header = ["Learning rate", "Batch", *columns, "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
+    explained = "On the development set; what was chosen is bold."
+    return Section("Sweeps", [explained, _of_arms(numbers, header, rows)])
+
+
+def _notes(tasks: Mapping[str, Mapping[str, Any]]) -> Section:
+    lines = [
+        f"- {verbatim(note)}" if len(tasks) == 1 else f"- {name}: {verbatim(note)}"
+        for name, task in tasks.items()
+        for note in task["notes"]
+    ]
+    return Section("Notes", ["\n".join(lines)])
+
+
+def _counts(numbers: Mapping[str, Any]) -> Section:
     rows = []
     for name, task in numbers["tasks"].items():
-        for arm in arms:
+        for arm in numbers["arms"]:
             of_arm = task["arms"][arm]
-            counts = [f"{of_arm['counts'][key]:,}" for key in COUNTS]
-            rows.append([name, arm, *counts, f"{of_arm['seconds']:,.0f}"])
+            counts = [
+                DASH
+                if not task["kind"].startswith(ONLY_OF.get(key, "")) or (key == "skipped" and not of_arm["counts"][key])
+                else f"{of_arm['counts'][key]:,}"
+                for key in COUNTS
+            ]
+            chosen = next(point for point in of_arm["sweep"] if point["chosen"])
+            epochs = ", ".join(map(str, chosen["best_epochs"]))
+            settings = [f"{chosen['learning_rate']:g}", str(chosen["batch_size"]), epochs]
+            rows.append([name, arm, *counts, *settings, f"{of_arm['seconds']:,.0f}"])
     explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
-    table = Table(["Task", "Arm", *COUNTS.values(), "Seconds"], rows)
-    return Section("Examples and times", [explained, table])
+    header = [*COUNTS.values(), "Learning rate", "Batch", "Best epochs", "Seconds"]
+    return Section("Examples and times", [explained, _of_arms(numbers, header, rows)])

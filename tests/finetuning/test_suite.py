@@ -188,7 +188,8 @@ def test_killed_or_shared_is_the_same_table(source, tmp_path, calls):
 def test_a_process_waits_for_the_weights_that_another_one_trains(source, tmp_path, calls, monkeypatch):
     (tmp_path / "c.py").write_text(CHAIN)
     source, settings = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}
-    expected = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole")).read_text()
+    report_md = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole"))
+    expected = report_md.read_text().replace("/whole", "/w")  # it says how to load the models
     whole, workdir, waited = [*calls], epath.Path(tmp_path / "w"), []
     calls.clear()
     theirs = whole[1]  # with seed 1, whose trials of RTE need what SST-2 learns with it at both points
@@ -534,7 +535,7 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
     difference = numbers["differences"]["ag"]["sst2"]
     mean = np.mean(values["ag"]) - np.mean(values["plain"])
     assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(p_value["seeds"])
-    assert f"| sst2 | ag | {100 * mean:+.1f} |" in report_md
+    assert f"| ag | {100 * mean:+.1f} |" in report_md
     assert numbers["tasks"]["sst2"]["arms"]["plain"]["p_value"] is None and numbers["baseline"] == "plain"
 
 
