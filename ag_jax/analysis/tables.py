@@ -50,8 +50,8 @@ def shortened(text: str, longest: int) -> str:
 
 
 def verbatim(text: str) -> str:
-    """Return a text of data escaped, so that Markdown shows its characters as they are."""
-    return re.sub(r"([\\`*_\[\]<>#~$&|])", r"\\\1", text)
+    """Return a text escaped, so that Markdown shows its characters as they are."""
+    return re.sub(r"([\\`*\[\]<>#~$&|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
 
 
 def _line(cells: Iterable[str]) -> str:

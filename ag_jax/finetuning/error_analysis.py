@@ -130,8 +130,7 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
 def _wrong_word(task: Task, example: TaggedSentence, prediction: Sequence[str], scores: np.ndarray) -> Mistake | None:
     """Return the wrong word of a sentence that has the highest loss; None if all are right.
 
-    The text is the part of the sentence around the word, which is in brackets. Words that were cut off have no scores.
-    They count only in sentences without another wrong word.
+    Words that were cut off have no scores. They count only in sentences without another wrong word.
     """
     tags: Any = example.tags
     log_WC = _log_softmax(scores) if len(scores) else scores
@@ -145,10 +144,8 @@ def _wrong_word(task: Task, example: TaggedSentence, prediction: Sequence[str], 
     loss, place = max(wrong, key=lambda pair: pair[0])
     is_read = place < len(log_WC)
     probability = np.exp(log_WC[place, task.labels.index(prediction[place])]) if is_read else None
-    before, behind = (" ".join(part) for part in (example.words[:place], example.words[place + 1 :]))
-    room = (LONGEST - len(example.words[place])) // 2 - 3
-    before = before if len(before) <= room else f"…{before[-room:]}" if room > 0 else ""
-    text = f"{before} [{example.words[place]}] {behind}"
+    start = sum(len(word) + 1 for word in example.words[:place])
+    text = _around(" ".join(example.words), start, start + len(example.words[place]), LONGEST)
     return (loss,), [text], tags[place], prediction[place], probability
 
 
@@ -156,10 +153,18 @@ def _wrong_answer(task: Task, example: Question, prediction: str, candidates: Ca
     (score,) = kinds.per_example(task, [example], [prediction])
     if score == 1:
         return None
-    answers: Any = example.answers
     probability = candidates.probabilities().get(prediction or None, 0.0)
-    label = answers[0][0] if answers else ""
-    return (1 - float(score), probability), texts_of(example), label, prediction, probability
+    answers: Any = example.answers
+    label, start = answers[0] if answers else ("", 0)
+    context = _around(example.context, start, start + len(label), LONGEST // 2) if label else example.context
+    return (1 - float(score), probability), [example.question, context], label, prediction, probability
+
+
+def _around(text: str, start: int, stop: int, longest: int) -> str:
+    """Return the part of a text around the characters from `start` to `stop`, which are in brackets."""
+    room = max((longest - (stop - start)) // 2, 1)
+    before = text[:start] if start <= room else f"…{text[start - room + 1 : start]}"
+    return shortened(f"{before}[{text[start:stop]}]{text[stop:]}", longest)
 
 
 def texts_of(example: Example) -> list[str]:
@@ -179,13 +184,15 @@ def section(name: str, kind: str, metric: str, found: Mapping[str, Any], several
     """Return the section of a report that shows an error analysis.
 
     name, kind, metric: of the task.
-    found: the result of `analysis`, with the `trial`, its `score` and the number of `examples`.
+    found: the result of `analysis`, with the `trial`, the `split` and its `score` and number of `examples`.
     several: whether the report has several tasks.
     """
     wrong = "" if found["wrong"] is None else f", {found['wrong']:,} of them wrongly"
+    of_folds = found["split"] != "validation"
+    who = "All folds' models of the seed of" if of_folds else "The best trial,"
+    which = "examples, each by the model that did not train on it" if of_folds else "development examples"
     intro = (
-        f"The best trial, `{found['trial']}` ({metric} {percent(found['score'])}), predicted {found['examples']:,} "
-        f"development examples{wrong}."
+        f"{who} `{found['trial']}` ({metric} {percent(found['score'])}) predicted {found['examples']:,} {which}{wrong}."
     )
     blocks: list[Block] = [intro]
     if errors := found.get("errors"):

@@ -98,14 +98,15 @@ def top(arms: Sequence[Chosen]) -> results.Top:
 
 
 def _errors(arms: Sequence[Chosen], workdir: epath.Path) -> dict[str, Any]:
-    """Return the error analysis of the best trial of all arms."""
+    """Return the error analysis of the best trial of all arms; with folds, of all folds' models of its seed."""
     best = top(arms)
-    task, examples, (rows,) = best.predicted.task, best.predicted.examples, best.predicted.rows
+    predicted = best.predicted
     return {
         "trial": best.directory.relative_to(workdir).as_posix(),
-        "score": best.score,
-        "examples": len(examples),
-        **error_analysis.analysis(task, examples, rows),
+        "split": arms[0].headline,
+        "score": predicted.values()[predicted.task.metric][0],
+        "examples": len(predicted.examples),
+        **error_analysis.analysis(predicted.task, predicted.examples, predicted.rows[0]),
     }
 
 
@@ -191,7 +192,7 @@ def _scores(numbers: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]
         f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}), and in brackets the median."
         if len(seeds) > 1
         else f"One seed ({seeds[0]}).",
-        f"Shown is {of_sweep}{epoch}.",
+        f"Scores are in percent, {of_sweep}{epoch}.",
         f"*No model* is {_without_model(numbers)}."
         if any(task["trivial"] for task in numbers["tasks"].values())
         else "",
@@ -230,7 +231,10 @@ def _other_metrics(numbers: Mapping[str, Any]) -> Section:
 
 
 def _score_row(numbers: Mapping[str, Any], name: str, split: str, metric: str) -> list[str]:
-    """Return a row of a table of scores: task, set, metric, the score of each arm, and that without a model."""
+    """Return a row of a table of scores: task, set, metric, the score of each arm, and that without a model.
+
+    The score of the ensemble has a column of its own if there is one arm.
+    """
     task = numbers["tasks"][name]
     is_tested = metric == task["metric"] and split == task["arms"][numbers["baseline"]]["headline"]
     base, cells = headline(task["arms"][numbers["baseline"]], task["metric"])["mean"], []
@@ -239,8 +243,11 @@ def _score_row(numbers: Mapping[str, Any], name: str, split: str, metric: str) -
         text = DASH if summary is None else cell(summary)
         if summary is not None and is_tested:
             text += marks(of_arm["p_value"], summary["mean"] - base)
-        together = of_arm["ensemble"].get(split, {}).get(metric)
-        cells.append(text if together is None else f"{text}; together {percent(together)}")
+        together = percent(of_arm["ensemble"].get(split, {}).get(metric))
+        if len(numbers["arms"]) == 1:
+            cells += [text, together]
+        else:
+            cells.append(text if together == DASH else f"{text}; together {together}")
     no_model = task["trivial"].get(split, {}).get("metrics", {}).get(metric)
     return [name, split, metric, *cells, percent(no_model)]
 
@@ -252,7 +259,8 @@ def _score_table(numbers: Mapping[str, Any], rows: Sequence[list[str]]) -> Table
     """
     arms, metrics = numbers["arms"], {row[2] for row in rows}
     is_same = len(arms) == 1 and len(metrics) == 1
-    header = ["Task", "Set", "Metric", *(arms if len(arms) > 1 else [*metrics] if is_same else ["Score"]), "No model"]
+    columns = arms if len(arms) > 1 else [*(metrics if is_same else ["Score"]), "Together"]
+    header = ["Task", "Set", "Metric", *columns, "No model"]
     hidden = ({"Task"} if len(numbers["tasks"]) == 1 else set()) | ({"Metric"} if is_same else set())
     return _without(Table(header, rows), hidden)
 
