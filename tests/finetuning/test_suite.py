@@ -22,8 +22,8 @@ from ag_jax.finetuning import (
     comparison,
     development,
     plan,
-    report,
     results,
+    score_tables,
     suite,
     suite_directory,
     trial,
@@ -678,7 +678,9 @@ def test_arms_that_cannot_be_paired_are_refused_before_the_first_is_trained(sour
 
 
 def test_marks_are_for_scores_that_differ():
-    assert report.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
-    assert report.marks({"seeds": 0.05, "examples": 0.04}, -0.1) == "*"
-    assert report.marks({"seeds": None, "examples": 0.051}, 0.1) == report.marks(None, 0.1) == ""
-    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", "words may be tagged otherwise, and F1 the same"
+    assert score_tables.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
+    assert score_tables.marks({"seeds": 0.05, "examples": 0.04}, -0.1) == "*"
+    assert score_tables.marks({"seeds": None, "examples": 0.051}, 0.1) == score_tables.marks(None, 0.1) == ""
+    assert score_tables.marks({"seeds": None, "examples": 0.001}, 0.0) == "", (
+        "words may be tagged otherwise, and F1 the same"
+    )
