@@ -188,11 +188,11 @@ def section(name: str, kind: str, metric: str, found: Mapping[str, Any], several
     several: whether the report has several tasks.
     """
     wrong = "" if found["wrong"] is None else f", {found['wrong']:,} of them wrongly"
-    of_folds = found["split"] != "validation"
-    who = "All folds' models of the seed of" if of_folds else "The best trial,"
-    which = "examples, each by the model that did not train on it" if of_folds else "development examples"
+    trial = f"`{found['trial']}` ({metric} {percent(found['score'])})"
     intro = (
-        f"{who} `{found['trial']}` ({metric} {percent(found['score'])}) predicted {found['examples']:,} {which}{wrong}."
+        f"The best trial, {trial}, predicted {found['examples']:,} development examples{wrong}."
+        if found["split"] == "validation"
+        else f"The models of all folds with the seed of {trial} predicted {found['examples']:,} examples{wrong}."
     )
     blocks: list[Block] = [intro]
     if errors := found.get("errors"):
