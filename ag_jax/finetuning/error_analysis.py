@@ -78,7 +78,7 @@ def _type(tag: str) -> str:
 def _mistakes(
     task: Task, examples: Sequence[Any], rows: Sequence[Row]
 ) -> Iterator[tuple[tuple[float, ...], dict[str, Any]]]:
-    """Yield (how wrong it is, mistake) for each wrong prediction; of numbers, for every prediction.
+    """Yield (how wrong it is, mistake) for each wrong prediction.
 
     A mistake has `id`, `texts`, `label`, `prediction`, and the `probability` of the prediction, None if there is none.
 
@@ -101,6 +101,8 @@ Mistake = tuple[tuple[float, ...], Sequence[str], Any, Any, float | None]
 
 def _mistake(task: Task, example: Any, prediction: Any, scores: Any) -> Mistake | None:
     """Return (how wrong it is, texts, label, prediction, probability) of a prediction; None if it is right."""
+    if prediction == getattr(example, "label", None):
+        return None
     if task.kind == "regression":
         return (abs(example.label - prediction),), texts_of(example), example.label, round(prediction, 4), None
     if isinstance(example, Question):
@@ -115,8 +117,6 @@ def _mistake(task: Task, example: Any, prediction: Any, scores: Any) -> Mistake 
         candidates = [shortened(text, LONGEST // 2) for _, text in example.pairs]
         loss, names = -float(np.logaddexp.reduce(log_C[list(right)])), (candidates[right[0]], candidates[prediction])
         return (loss,), [example.pairs[0][0]], *names, np.exp(log_C[prediction])
-    if prediction == example.label:
-        return None
     if isinstance(example, Referent):  # the scores are those of its phrases, of which the first is the one in question
         log_C = np.array([np.logaddexp.reduce(log_C[1:]), log_C[0]])
     names = (task.labels[example.label], task.labels[prediction])

@@ -204,11 +204,11 @@ def _sweeps(numbers: Mapping[str, Any]) -> Section:
         rate, median = f"{mark}{point['learning_rate']:g}{mark}", f"{mark}{percent(point['median'])}{mark}"
         # A column for each setting that some task sweeps; the others have a dash there.
         cells = [f"{values[key]:g}" if key in values else DASH for key in swept_names]
-        score = score_tables.cell(point) if point["n"] > 1 else DASH
+        score = f"{percent(point['mean'])} ± {percent(point['deviation'])}" if point["n"] > 1 else DASH
         epochs = ", ".join(map(str, point["best_epochs"]))
         rows.append([name, arm, rate, str(point["batch_size"]), *cells, median, score, str(point["n"]), epochs])
     columns = [name.replace("_", " ").capitalize() for name in swept_names]
-    header = ["Learning rate", "Batch", *columns, "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
+    header = ["Learning rate", "Batch", *columns, "Median", "Mean ± deviation", "Seeds", "Best epochs"]
     explained = "On the development set; what was chosen is bold."
     return Section("Sweeps", [explained, _of_arms(numbers, header, rows)])
 
