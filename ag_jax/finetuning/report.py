@@ -154,24 +154,24 @@ def _of_arms(numbers: Mapping[str, Any], header: Sequence[str], rows: Sequence[S
 
 def _curves(numbers: Mapping[str, Any], directory: epath.Path) -> Section:
     """Draw the learning curves of the tasks that were evaluated in several epochs; return their section."""
-    tasks, panels = numbers["tasks"], []
+    tasks, panels, several = numbers["tasks"], [], False
     for name, task in tasks.items():
+        several |= any(len(of_arm["curves"]) > 1 for of_arm in task["arms"].values())
         curves = [curve for of_arm in task["arms"].values() for curve in of_arm["curves"]]
         if max(len(curve["epochs"]) for curve in curves) > 1:
             title = "development" if len(tasks) == 1 else f"{name}:"
             without_model = task["trivial"].get(task["arms"][numbers["baseline"]]["headline"], {"metrics": {}})
-            constant = without_model["metrics"].get(task["metric"])
+            # A line at 0, as of all correlations, would only press the curves together.
+            constant = 100 * without_model["metrics"].get(task["metric"], 0) or None
             drawn = _drawn(numbers, name, task["metric"], 100)
-            panels.append(
-                learning.Panel(f"{title} {task['metric']}", drawn, None if constant is None else 100 * constant)
-            )
+            panels.append(learning.Panel(f"{title} {task['metric']}", drawn, constant))
     if len(panels) == len(tasks) == 1:
         panels.append(learning.Panel("training loss", _drawn(numbers, name, "train_loss")))
     if not panels:
         return Section("Learning curves", [])
     path = canvas.save(learning.draw(panels, score_tables.without_model(numbers)), directory / "learning_curves.png")
-    several = "; a thin line is a trial, a thick one the mean" if len(curves) > len(numbers["arms"]) else ""
-    text = f"At the end of each epoch{several}."
+    means = "; a thin line is a trial, a thick one the mean" if several else ""
+    text = f"At the end of each epoch{means}."
     return Section("Learning curves", [text, Figure("Learning curves", f"{directory.name}/{path.name}")])
 
 
