@@ -17,6 +17,9 @@ from ag_jax.finetuning import trivial
 from ag_jax.finetuning.summary import headline, splits
 
 
+OVER_EXAMPLES = "p over examples"  # a column
+
+
 def cell(summary: Mapping[str, Any]) -> str:
     """Format a metric over seeds as `mean ± standard deviation (median)`, or as the value itself for a single seed."""
     if summary["n"] == 1:
@@ -159,13 +162,15 @@ def differences(numbers: Mapping[str, Any]) -> Section:
                 cells = difference_cells(of_arm[name], scale=100, digits=1)
             rows.append([name, arm, *cells, DASH if p_value is None else f"{p_value:.2g}"])
     hidden = {"Task"} if len(numbers["tasks"]) == 1 else set()
-    table = without(Table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows), hidden)
+    table = without(Table(["Task", "Arm", *DIFFERENCE_HEADER, OVER_EXAMPLES], rows), hidden)
     texts = [
         f"Against {numbers['baseline']}, differences of means.",
         "A test over seeds needs two or more, and differences that are not all the same.",
         DIFFERENCE_EXPLAINED if DIFFERENCE_HEADER[-1] in table.header else "",
         "Over examples the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 "
         "of an answer, and of a tagged sentence, whose entities' F1 is no mean over sentences, the part of its words "
-        "that are right.",
+        "that are right."
+        if OVER_EXAMPLES in table.header
+        else "",
     ]
     return Section("Differences", [" ".join(filter(None, texts)), table])

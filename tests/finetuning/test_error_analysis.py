@@ -1,11 +1,15 @@
 """Error analyses and trivial scores against loops over the examples, and what reports of every kind of task show."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from ag_jax.analysis.report import differences_json
 from ag_jax.data.tasks.task import Examples, TaggedSentence, Texts
 from ag_jax.evaluation import classes
-from ag_jax.finetuning import error_analysis, kinds, trivial, usage
+from ag_jax.evaluation.significance import over_seeds
+from ag_jax.finetuning import choosing, error_analysis, kinds, report, results, summary, trivial, usage
 from tests.finetuning import tasks
 
 RNG = np.random.default_rng(3)
@@ -119,6 +123,27 @@ def test_trivial_scores():
     assert tagged == {"prediction": "O", "metrics": {"entity_f1": 0.0, "token_f1": 0.0}}
     assert trivial.baseline(tasks.task("regression"), tasks.examples("regression", 8, 0))["prediction"] == 2.5
     assert trivial.baseline(tasks.task("span"), tasks.examples("span", 8, 0)) is None
+
+
+def test_the_result_says_which_arms_can_be_told_apart():
+    values = {"plain": [0.5, 0.6, 0.55], "asa": [0.7, 0.81, 0.76], "r_drop": [0.4, 0.7, 0.6]}
+    summaries = {arm: results.numbers_of(choosing.summary(of_arm)) for arm, of_arm in values.items()}
+    of_arms = {
+        arm: {"headline": "validation", "splits": {"validation": {"accuracy": of_arm}}}
+        for arm, of_arm in summaries.items()
+    }
+    task = {"metric": "accuracy", "kind": "classification", "examples": {"validation": 50}, "arms": of_arms}
+    numbers = {"arms": [*values], "baseline": "plain", "seeds": [0, 1, 2]}
+    numbers["differences"] = differences_json(over_seeds({arm: {"t": of_arm} for arm, of_arm in values.items()}))
+    scores = {"validation": {"prediction": "bad", "metrics": {"accuracy": 0.8}}}
+    said = summary.sentences(numbers | {"tasks": {"t": task | {"trivial": scores}}}, "t")
+    first, apart, others, constant = said.split(". ")
+    assert first.startswith("t: accuracy plain 55.0 ± 5.0, asa 75.7 ± 5.5, r_drop 56.7 ± 15.3 on 50")
+    assert "asa +20.7" in apart and "r_drop" not in apart
+    assert "r_drop +1.7" in others and "asa" not in others and "3 seeds" in others
+    assert "(bad)" in constant and "80.0" in constant and "no worse" in constant
+    tops = [SimpleNamespace(top=SimpleNamespace(score=score)) for score in (0.4, 0.6, 0.6, 0.5)]
+    assert report.top(tops) is tops[1].top
 
 
 @pytest.mark.parametrize("kind", tasks.KINDS)

@@ -603,6 +603,8 @@ def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
     seed = int(errors["trial"].split("-seed")[1][0])
     assert errors["examples"] == 17 and errors["score"] == pytest.approx(pooled[seed])
     assert best.find(tmp_path / "w").directory == tmp_path / "w" / errors["trial"]
+    report_md = (tmp_path / "w" / "report.md").read_text()
+    assert "Tagged words cut off: 2" in report_md and "Answers in no window" not in report_md
 
 
 @pytest.mark.parametrize(
