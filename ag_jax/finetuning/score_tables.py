@@ -16,7 +16,6 @@ from ag_jax.evaluation.significance import SIGNIFICANT
 from ag_jax.finetuning import trivial
 from ag_jax.finetuning.summary import headline, splits
 
-
 OVER_EXAMPLES = "p over examples"  # a column
 
 
