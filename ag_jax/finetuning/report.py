@@ -23,6 +23,7 @@ from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import error_analysis, results, score_tables, trivial
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.summary import headline, sentences
+from ag_jax.settings import schema
 
 COUNTS = {
     "train": "Training examples",
@@ -35,6 +36,7 @@ COUNTS = {
 }
 # Of the counts, those of only some kinds of tasks, by the beginnings of the kinds.
 ONLY_OF = {"cut_words": "tagging", "lost": "span"}
+MOST_SETTINGS = 3  # by which an arm is described; all are in a table
 
 
 def numbers(
@@ -125,7 +127,7 @@ def sections(
     tasks = numbers["tasks"]
     several = len(numbers["arms"]) > 1
     return [
-        Section("", [verbatim(line) for line in numbers["summary"]]),
+        Section("", [*map(verbatim, numbers["summary"]), _settings_of_arms(settings)]),
         use,
         score_tables.scores(numbers, settings),
         *([score_tables.differences(numbers)] if several else []),
@@ -141,6 +143,21 @@ def sections(
         _notes(tasks),
         *([settings_section(settings)] if several else []),
     ]
+
+
+def _settings_of_arms(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a list with the settings by which each arm differs from the first, if few do; "" if there is one arm."""
+    baseline, *others = settings
+    lines = []
+    for arm in others:
+        differing = [
+            f"`{key}={schema.shown(value)}`"
+            for key, value in settings[arm].items()
+            if value != settings[baseline].get(key)
+        ]
+        more = f" and {len(differing) - MOST_SETTINGS} more settings" if len(differing) > MOST_SETTINGS else ""
+        lines.append(f"- {arm}: {baseline} with {', '.join(differing[:MOST_SETTINGS])}{more}")
+    return "\n".join(lines)
 
 
 def _of_arms(numbers: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]]) -> Block:

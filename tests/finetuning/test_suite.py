@@ -553,6 +553,7 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
     (said,) = numbers["summary"]
     assert said in report_md[: report_md.index("\n## ")] and f"ag {100 * mean:+.1f}" in said and "54.5" in said
     assert all(f"{arm} {100 * np.mean(of_arm):.1f} ±" in said for arm, of_arm in values.items())
+    assert "- ag: plain with `tasks.sst2.learning_rates=0.0001,0.0002`\n" in report_md
     hidden = ("Tagged words", "Answers in no", "Malformed", "| Task |", "Other metrics")
     assert not [text for text in hidden if text in report_md]
 
