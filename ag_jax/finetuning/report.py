@@ -133,11 +133,11 @@ def sections(
         *([score_tables.differences(numbers)] if several else []),
         _curves(numbers, figures),
         *([score_tables.other_metrics(numbers)] if len(tasks) > 1 else []),
-        *of_attacks,
         *(
             error_analysis.section(name, task["kind"], task["metric"], task["errors"], len(tasks) > 1)
             for name, task in tasks.items()
         ),
+        *of_attacks,
         _sweeps(numbers),
         _counts(numbers),
         _notes(tasks),
