@@ -55,7 +55,10 @@ def _differences(numbers: Mapping[str, Any], name: str) -> list[str]:
         text = f"{arm} {difference:+.1f}"
         if found is not None:
             low, high = (100 * end for end in found["interval"])
-            text += f" (95 % interval {interval(low, high, 1)})"
+            # The interval is not corrected for the number of tests, by which arms are told apart.
+            is_lost = found["p_value"] < SIGNIFICANT <= found["p_corrected"]
+            holm = f", but p = {found['p_corrected']:.2g} after Holm's correction" if is_lost else ""
+            text += f" (95 % interval {interval(low, high, 1)}{holm})"
         is_apart = found is not None and found["p_corrected"] < SIGNIFICANT
         (apart if is_apart else others).append(text)
     sentences = [f"Differs from {base}: {'; '.join(apart)}."] if apart else []

@@ -142,6 +142,12 @@ def test_the_result_says_which_arms_can_be_told_apart():
     assert "asa +20.7" in apart and "r_drop" not in apart
     assert "r_drop +1.7" in others and "asa" not in others and "3 seeds" in others
     assert "(bad)" in constant and "80.0" in constant and "no worse" in constant
+    values |= {f"r{number}": [0.61, 0.68, 0.66] for number in range(9)}  # p = .01, and of so many tests
+    found = over_seeds({arm: {"t": of_arm} for arm, of_arm in values.items()})["r0"]["t"]
+    assert found.p_value < 0.05 < found.p_corrected
+    numbers["differences"] = differences_json({"asa": {"t": found}})
+    said = summary.sentences(numbers | {"tasks": {"t": task | {"trivial": {}}}}, "t")
+    assert "Cannot" in said and f"p = {found.p_corrected:.2g}" in said
     tops = [SimpleNamespace(top=SimpleNamespace(score=score)) for score in (0.4, 0.6, 0.6, 0.5)]
     assert report.top(tops) is tops[1].top
 
