@@ -126,8 +126,8 @@ def test_curves_over_tokens_are_the_same_if_batches_are_equal():
 def test_learning_curves_of_fine_tuning():
     """The mean goes through the epochs that all trials of an arm reached."""
     curves = {"$plain": [[(1, 50.0), (2, 60.0)], [(1, 70.0), (2, 70.0), (3, 90.0)]], "asa": [[(1, 40.0)]]}
-    figure = learning.draw([learning.Panel("sst2: accuracy", curves, 51.0), learning.Panel("loss", curves)], "no model")
-    first, second = figure.axes
+    figure = learning.draw([learning.Panel("loss", curves), learning.Panel("sst2: accuracy", curves, 51.0)], "no model")
+    second, first = figure.axes
     thin = [([1, 2], [50, 60], False), ([1, 2, 3], [70, 70, 90], False)]
     means = [([1, 2], [60, 65], True), ([1], [40], True)]
     assert lines(first) == [*thin, *means, ([0, 1], [51, 51], True)] and lines(second) == [*thin, *means]

@@ -36,7 +36,7 @@ def draw(panels: Sequence[Panel], baseline: str = "") -> Figure:
     baseline: what the dashed lines are, for the legend.
     """
     columns, rows = canvas.grid(len(panels), COLUMNS)
-    figure = Figure((max(4.0, 3.4 * columns), 2.5 * rows), layout="constrained")
+    figure = Figure((max(4.0, 2.8 * columns), 2.1 * rows + 0.3), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     arms = list(dict.fromkeys(arm for panel in panels for arm in panel.curves))
     colour_of = canvas.colours(arms)
@@ -51,10 +51,11 @@ def draw(panels: Sequence[Panel], baseline: str = "") -> Figure:
         canvas.tidy(place)
     for place in axes[len(panels) :]:
         place.set_axis_off()
-    handles, names = axes[0].get_legend_handles_labels()
-    if len(names) > 1:
+    # The first panel may lack an arm or the line.
+    named = {name: handle for place in axes for handle, name in zip(*place.get_legend_handles_labels(), strict=True)}
+    if len(named) > 1:
         legend = figure.legend(
-            handles, names, loc="outside lower center", ncols=4, fontsize=canvas.MEDIUM, frameon=False
+            named.values(), named.keys(), loc="outside lower center", ncols=4, fontsize=canvas.MEDIUM, frameon=False
         )
         for text in legend.get_texts():
             text.set_parse_math(False)
