@@ -54,6 +54,15 @@ def test_confusions_and_scores_by_class_are_counts():
         assert list(of_class.values()) == pytest.approx([precision, recall, f1, np.sum(labels == number)])
 
 
+def test_of_many_classes_the_most_frequent_confusions_are_listed():
+    names, counts = [f"c{number}" for number in range(13)], np.diag([9] * 13)
+    counts[2, 5], counts[7, 1] = 3, 4
+    _, table = error_analysis._confusion_blocks({"labels": names, "counts": counts.tolist()}, "examples")
+    assert table.rows == [["c7", "c1", "4"], ["c2", "c5", "3"]]
+    _, table = error_analysis._confusion_blocks({"labels": names[:3], "counts": counts[:3, :3].tolist()}, "examples")
+    assert table.rows == [["c0", "9", "0", "0"], ["c1", "0", "9", "0"], ["c2", "0", "0", "9"]]
+
+
 def test_errors_of_a_classification():
     task, examples = tasks.task("classification"), tasks.examples("classification", 40, 0)
     found, predicted = error_analysis.analysis(task, examples, stored := rows(task, examples)), {}
