@@ -1,6 +1,7 @@
 """The functions of `import ag_jax`: data in memory, resumption, interruption, and models as arrays and functions."""
 
 import functools
+import html
 import itertools
 import json
 import os
@@ -342,7 +343,9 @@ def test_finetune_on_a_data_frame(run, tmp_path):
         suite.best.predict(frame)
     with pytest.raises(ValueError, match="1/3"):
         finetune(validation=0.4)
-    assert len(repr(suite)) < 500 and "<table>" in suite._repr_html_()
+    assert len(repr(suite)) < 600 and "<table>" in suite._repr_html_()
+    (said,) = suite.numbers["summary"]
+    assert said in repr(suite) and html.escape(said) in suite._repr_html_()
     with pytest.raises(ValueError, match="other train data"):
         ag_jax.finetune(
             run.model, frame.iloc[::-1], workdir=tmp_path / "suite", text="review", label="stars", progress=False

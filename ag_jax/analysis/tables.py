@@ -43,6 +43,17 @@ class Table:
         return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return a text on one line, with an ellipsis in the place of what is beyond `longest` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def verbatim(text: str) -> str:
+    """Return a text escaped, so that Markdown shows its characters as they are."""
+    return re.sub(r"([\\`*\[\]<>#~$&|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
+
+
 def _line(cells: Iterable[str]) -> str:
     # A bare bar would end the cell, even inside code.
     escaped = (re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells)

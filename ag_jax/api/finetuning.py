@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -76,10 +77,12 @@ class Suite:
             for row in self.scores
         ]
         notes = [f" note: {note}" for note in self.numbers["tasks"][TASK].get("notes", [])[:2]]
-        return "\n".join([f"<ag_jax.Suite {self.workdir}", *lines, *notes]) + ">"
+        summary = [f" {sentence}" for sentence in self.numbers["summary"]]
+        return "\n".join([f"<ag_jax.Suite {self.workdir}", *summary, *lines, *notes]) + ">"
 
     def _repr_html_(self) -> str:
-        return tables.to_html(self.scores, f"Report: {self.report}")
+        summary = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.numbers["summary"])
+        return summary + tables.to_html(self.scores, f"Report: {self.report}")
 
 
 def _shown(value: Any) -> str:

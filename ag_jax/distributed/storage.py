@@ -47,6 +47,14 @@ def link(path: epath.PathLike) -> str:
     return str(path) if is_remote(path) else pathlib.Path(path).absolute().as_uri()
 
 
+def shown(path: epath.PathLike) -> str:
+    """Return a path as a user of the working directory would type it: relative to it, if it is below."""
+    try:
+        return pathlib.Path(path).relative_to(pathlib.Path.cwd()).as_posix()
+    except ValueError:
+        return str(path)
+
+
 def directory(name: epath.PathLike) -> epath.Path:
     """Return the absolute path of a directory that a user names, after a check that its object store can be used.
 

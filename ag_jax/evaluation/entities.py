@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import sklearn.metrics
 
+from ag_jax.evaluation import classes
+
 Entity = tuple[str, int, int]  # type, index of the first word, index of the last word
 Tags = Sequence[Sequence[str]]
 
@@ -31,18 +33,25 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted BIO tags."""
-    gold_count = predicted_count = right = 0
+    counts = _counts(gold, predicted)
+    return classes.ratios(*(sum(of_type[place] for of_type in counts.values()) for place in range(3)))
+
+
+def scores_by_type(gold: Tags, predicted: Tags) -> dict[str, dict[str, float]]:
+    """Return {type: {`precision`, `recall`, `f1`, `count`: value}} of entities; `count` is of the labelled ones."""
+    counts = sorted(_counts(gold, predicted).items())
+    return {kind: classes.ratios(*of_type) | {"count": of_type[2]} for kind, of_type in counts}
+
+
+def _counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:
+    """Return {type of entity: [number of right predictions, of predictions, of labelled entities]}."""
+    counts: dict[str, list[int]] = {}
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        gold_entities, predicted_entities = set(entities(gold_tags)), set(entities(predicted_tags))
-        gold_count += len(gold_entities)
-        predicted_count += len(predicted_entities)
-        right += len(gold_entities & predicted_entities)
-    total = gold_count + predicted_count
-    return {
-        "precision": right / predicted_count if predicted_count else 0.0,
-        "recall": right / gold_count if gold_count else 0.0,
-        "f1": 2 * right / total if total else 0.0,
-    }
+        labelled, found = set(entities(gold_tags)), set(entities(predicted_tags))
+        for place, group in enumerate((labelled & found, found, labelled)):
+            for kind, _, _ in group:
+                counts.setdefault(kind, [0, 0, 0])[place] += 1
+    return counts
 
 
 def token_f1(gold: Tags, predicted: Tags) -> float:

@@ -11,7 +11,7 @@ from etils import epath
 
 from ag_jax.analysis.report import Report
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.finetuning import attacked, report, submission, suite
+from ag_jax.finetuning import attacked, report, submission, suite, usage
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.plan import Suite
@@ -19,7 +19,7 @@ from ag_jax.pretraining import arms, run_directory
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
 
-ALONE = "score"  # the column of a suite without arms
+ALONE = "score"  # the arm of a suite without arms, in report.json
 # Settings of a recipe that decide by which metric and on which examples a model is evaluated.
 JUDGED_BY = (
     "metric",
@@ -141,9 +141,13 @@ def _write_report(
             notes[name] += [f"{arm}: {note}" for note in of_arm[name].notes if note not in of_baseline.notes]
             named, folder = ("", workdir) if len(chosen) == 1 else (f"{arm}: ", workdir / arm)
             notes[name] += [f"{named}{note}" for note in submission.write_all(folder / "submission", of_arm[name])]
-    numbers = report.numbers(first.seeds, chosen, notes)
+    # Of files of the suite, the path from its directory says as much, and stays right if that is moved.
+    notes = {name: [note.replace(f"{workdir}/", "") for note in of_task] for name, of_task in notes.items()}
+    numbers = report.numbers(first.seeds, chosen, notes, workdir)
     if overridden:
         numbers["overridden"] = list(overridden)
     flat = {arm: schema.flat(schema.to_dict(config)) for arm, config in configs.items()}
-    sections = report.sections(numbers, flat, attacked.sections(trained, numbers, workdir))
+    tops = {name: report.top([of_arm[name] for of_arm in chosen.values()]) for name in chosen[baseline]}
+    use, of_attacks = usage.section(tops, workdir), attacked.sections(trained, numbers, workdir)
+    sections = report.sections(numbers, flat, use, workdir / "figures", of_attacks)
     return Report(first.title, arms.command(verb, base), numbers, sections, overridden).write(workdir)

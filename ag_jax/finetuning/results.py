@@ -101,6 +101,20 @@ def _evaluate(task: Task, examples: Sequence[Example], rows: Sequence[Prediction
 
 
 @dataclasses.dataclass(frozen=True)
+class Top:
+    """The trial with the best development score of a task and arm, which `best.find` finds if its weights were saved.
+
+    directory: its directory.
+    score: its development score.
+    predicted: its predictions of the development examples; with folds, those of all folds' models of its seed.
+    """
+
+    directory: epath.Path
+    score: float
+    predicted: SplitPredictions
+
+
+@dataclasses.dataclass(frozen=True)
 class Chosen:
     """The results of one arm of a comparison on one task: its sweep, and the predictions of the best point.
 
@@ -109,6 +123,7 @@ class Chosen:
     best: the point with the best development metric.
     predicted: the best point's predictions, by split.
     notes: remarks for the report.
+    top: the best trial of all points.
     """
 
     task: Task
@@ -116,6 +131,7 @@ class Chosen:
     best: Point
     predicted: dict[str, SplitPredictions]
     notes: tuple[str, ...]
+    top: Top
 
     @property
     def headline(self) -> str:
@@ -169,7 +185,26 @@ def choose(splits: Splits, recipe: Recipe, trials: Sequence[tuple[Result, epath.
     notes = [f"not chosen, because seed {result.facts['seed']} failed: {result.reason}" for result in failed]
     for name, split in predicted.items():
         notes += [*_label_notes(name, split), *_threshold_notes(name, split), *_constant_notes(name, split)]
-    return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
+    return Chosen(
+        splits.task, tuple(points), best, predicted, (*splits.notes, *notes), _top(splits, trials, best, predicted)
+    )
+
+
+def _top(
+    splits: Splits, trials: Sequence[tuple[Result, epath.Path]], best: Point, predicted: Mapping[str, SplitPredictions]
+) -> Top:
+    """Return the trial with the best development score, of equal ones the first, with its predictions."""
+    metric = splits.task.metric
+    done = [(result, directory) for result, directory in trials if result.is_done]
+    result, directory = max(done, key=lambda of: of[0].facts["metrics"][metric])
+    if POOLED in predicted:  # there is a single point
+        rows = predicted[POOLED].rows[list(best.results).index(result.facts["seed"])]
+        examples = predicted[POOLED].examples
+    else:
+        examples = splits.validation
+        rows = read_predictions(directory, result, "validation", examples)
+    score = result.facts["metrics"][metric]
+    return Top(directory, score, SplitPredictions(splits.task, examples, (rows,)))
 
 
 def _label_notes(split: str, predicted: SplitPredictions) -> list[str]:
@@ -248,6 +283,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
         **({"thresholds": thresholds} if thresholds else {}),
         "p_value": None if baseline is None else p_values(baseline, chosen),
         "sweep": [_point_json(chosen, point) for point in chosen.points],
+        "curves": _curves(chosen),
         "counts": {
             **{split: first["examples"][split] for split in ("train", "validation")},
             # Not summed, because every trial encodes the same examples.
@@ -293,6 +329,20 @@ def _point_json(chosen: Chosen, point: Point) -> dict[str, Any]:
         "best_epochs": [result["best_epoch"] for of_seed in point.results.values() for result in of_seed],
         **numbers_of(choosing.summary(point.values(chosen.task.metric))),
     }
+
+
+def _curves(chosen: Chosen) -> list[dict[str, Any]]:
+    """Return the learning curve of each trial at the chosen point: its evaluations on development data by epoch."""
+    metric, trials = chosen.task.metric, [result for of_seed in chosen.best.results.values() for result in of_seed]
+    return [
+        {
+            "seed": result["seed"],
+            "epochs": [epoch["epoch"] for epoch in result["epochs"]],
+            metric: [epoch["metrics"][metric] for epoch in result["epochs"]],
+            "train_loss": [epoch["train_loss"] for epoch in result["epochs"]],
+        }
+        for result in trials
+    ]
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:

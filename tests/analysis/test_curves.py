@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ag_jax.analysis.figures import plots
+from ag_jax.analysis.figures import learning, plots
 from ag_jax.analysis.figures.curves import Plateau, same_tokens
 from tests.analysis.test_plots import picture
 
@@ -28,7 +28,7 @@ GUIDED = [
 def lines(axes):
     """(x, y, is the thick line of an arm) of each line; dots are left out."""
     return [
-        (line.get_xdata().tolist(), line.get_ydata().tolist(), line.get_linewidth() > 1)
+        (*(np.asarray(data).tolist() for data in line.get_data()), line.get_linewidth() > 1)
         for line in axes.lines
         if line.get_linestyle() != "None"
     ]
@@ -121,3 +121,16 @@ def test_curves_over_tokens_are_the_same_if_batches_are_equal():
     # Seeds of one arm may differ, because their sequences do; the second seed is compared with the second.
     assert same_tokens({"plain": [PLAIN, larger], "ag": [PLAIN, larger]})
     assert not same_tokens({"plain": [PLAIN, larger], "ag": [PLAIN, PLAIN]})
+
+
+def test_learning_curves_of_fine_tuning():
+    """The mean goes through the epochs that all trials of an arm reached."""
+    curves = {"$plain": [[(1, 50.0), (2, 60.0)], [(1, 70.0), (2, 70.0), (3, 90.0)]], "asa": [[(1, 40.0)]]}
+    figure = learning.draw([learning.Panel("loss", curves), learning.Panel("sst2: accuracy", curves, 51.0)], "no model")
+    second, first = figure.axes
+    thin = [([1, 2], [50, 60], False), ([1, 2, 3], [70, 70, 90], False)]
+    means = [([1, 2], [60, 65], True), ([1], [40], True)]
+    assert lines(first) == [*thin, *means, ([0, 1], [51, 51], True)] and lines(second) == [*thin, *means]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["$plain", "asa", "no model"]
+    alone = learning.draw([learning.Panel("loss", {"model": curves["asa"]})])
+    assert not alone.legends

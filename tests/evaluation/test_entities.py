@@ -7,7 +7,7 @@ import sklearn.metrics
 from hypothesis import given, settings
 from seqeval.metrics.sequence_labeling import get_entities
 
-from ag_jax.evaluation.entities import entities, entity_scores, token_f1
+from ag_jax.evaluation.entities import entities, entity_scores, scores_by_type, token_f1
 
 TAGS = ("O", "B-per", "I-per", "B-creative-work", "I-creative-work")
 BOTH = st.integers(1, 9).flatmap(
@@ -38,6 +38,14 @@ def test_entities_and_scores_are_those_of_seqeval_and_scikit_learn(pairs):
     for name in ("precision", "recall", "f1"):
         expected = getattr(seqeval.metrics, f"{name}_score")(y_true=gold, y_pred=predicted, zero_division=0)
         assert ours[name] == pytest.approx(expected)
+    by_type, kinds = (
+        scores_by_type(gold, predicted),
+        sorted({kind for tags in gold + predicted for kind, *_ in entities(tags)}),
+    )
+    expected = seqeval.metrics.sequence_labeling.precision_recall_fscore_support(gold, predicted, zero_division=0)
+    assert [*by_type] == kinds
+    for name, values in zip(("precision", "recall", "f1", "count"), expected, strict=True):
+        assert [of_type[name] for of_type in by_type.values()] == pytest.approx([*values])
     flat = [[tag for tags in side for tag in tags] for side in (gold, predicted)]
     expected = sklearn.metrics.f1_score(*flat, labels=TAGS[1:], average="micro", zero_division=0)
     assert token_f1(gold, predicted) == pytest.approx(expected)

@@ -22,8 +22,8 @@ from ag_jax.finetuning import (
     comparison,
     development,
     plan,
-    report,
     results,
+    score_tables,
     suite,
     suite_directory,
     trial,
@@ -188,7 +188,8 @@ def test_killed_or_shared_is_the_same_table(source, tmp_path, calls):
 def test_a_process_waits_for_the_weights_that_another_one_trains(source, tmp_path, calls, monkeypatch):
     (tmp_path / "c.py").write_text(CHAIN)
     source, settings = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}
-    expected = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole")).read_text()
+    report_md = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole"))
+    expected = report_md.read_text().replace("/whole", "/w")  # it says how to load the models
     whole, workdir, waited = [*calls], epath.Path(tmp_path / "w"), []
     calls.clear()
     theirs = whole[1]  # with seed 1, whose trials of RTE need what SST-2 learns with it at both points
@@ -289,6 +290,9 @@ def test_a_point_is_chosen_among_all_settings_that_are_swept(source, tmp_path, c
     assert of_points == [
         (*point, pytest.approx(np.median(values)), point == (rate, dropout, steps)) for point, values in scores.items()
     ]
+    (at,) = {best.find(tmp_path / "w").directory, best.find(tmp_path / "w" / "sst2").directory}
+    assert at == tmp_path / "w" / numbers_of(tmp_path / "w")["tasks"]["sst2"]["errors"]["trial"]
+    assert f'load("{tmp_path}/w/sst2")' in (tmp_path / "w" / "report.md").read_text()
     for seed in range(3):  # RTE starts from the best trial of its seed
         highest = max(scores, key=lambda point: scores[point][seed])
         place = f"lr{highest[0]:g}-bs32-head_dropout{highest[1]:g}-warmup_steps{highest[2]}-seed{seed}"
@@ -534,8 +538,24 @@ def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
     difference = numbers["differences"]["ag"]["sst2"]
     mean = np.mean(values["ag"]) - np.mean(values["plain"])
     assert difference["mean"] == pytest.approx(mean) and difference["p_value"] == pytest.approx(p_value["seeds"])
-    assert f"| sst2 | ag | {100 * mean:+.1f} |" in report_md
+    assert f"| ag | {100 * mean:+.1f} |" in report_md
     assert numbers["tasks"]["sst2"]["arms"]["plain"]["p_value"] is None and numbers["baseline"] == "plain"
+    scores = {  # of all trials, in the order of training
+        f"{arm}/sst2/lr{rate:g}-bs32-seed{seed}": sst2_scores(data, rate, 32, seed, False)
+        for arm, of_arm in rates.items()
+        for rate in of_arm
+        for seed in range(3)
+    }
+    errors = numbers["tasks"]["sst2"]["errors"]
+    assert errors["trial"] == max(scores, key=scores.__getitem__) and errors["score"] == max(scores.values())
+    assert errors["wrong"] == round(11 * (1 - errors["score"]))
+    assert numbers["tasks"]["sst2"]["trivial"]["validation"]["metrics"] == {"accuracy": 6 / 11}
+    (said,) = numbers["summary"]
+    assert said in report_md[: report_md.index("\n## ")] and f"ag {100 * mean:+.1f}" in said and "54.5" in said
+    assert all(f"{arm} {100 * np.mean(of_arm):.1f} ±" in said for arm, of_arm in values.items())
+    assert "- ag: plain with `tasks.sst2.learning_rates=0.0001,0.0002`\n" in report_md
+    hidden = ("Tagged words", "Answers in no", "Malformed", "| Task |", "Other metrics")
+    assert not [text for text in hidden if text in report_md]
 
 
 def test_a_set_of_which_only_a_part_has_labels_is_said_to_be_unscored(train, tmp_path):
@@ -580,6 +600,12 @@ def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
         pooled.append(2 * whole / (1 + whole))
     assert of_arm["splits"]["all folds"]["entity_f1"]["values"] == pytest.approx(pooled)
     assert of_arm["splits"]["mean of folds"]["entity_f1"]["values"] == pytest.approx(of_folds)
+    errors = numbers_of(tmp_path / "w")["tasks"]["oromo_ner"]["errors"]
+    seed = int(errors["trial"].split("-seed")[1][0])
+    assert errors["examples"] == 17 and errors["score"] == pytest.approx(pooled[seed])
+    assert best.find(tmp_path / "w").directory == tmp_path / "w" / errors["trial"]
+    report_md = (tmp_path / "w" / "report.md").read_text()
+    assert "Tagged words cut off: 2" in report_md and "Answers in no window" not in report_md
 
 
 @pytest.mark.parametrize(
@@ -655,7 +681,9 @@ def test_arms_that_cannot_be_paired_are_refused_before_the_first_is_trained(sour
 
 
 def test_marks_are_for_scores_that_differ():
-    assert report.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
-    assert report.marks({"seeds": 0.05, "examples": 0.04}, -0.1) == "*"
-    assert report.marks({"seeds": None, "examples": 0.051}, 0.1) == report.marks(None, 0.1) == ""
-    assert report.marks({"seeds": None, "examples": 0.001}, 0.0) == "", "words may be tagged otherwise, and F1 the same"
+    assert score_tables.marks({"seeds": 0.01, "examples": 0.04}, 0.1) == "+*"
+    assert score_tables.marks({"seeds": 0.05, "examples": 0.04}, -0.1) == "*"
+    assert score_tables.marks({"seeds": None, "examples": 0.051}, 0.1) == score_tables.marks(None, 0.1) == ""
+    assert score_tables.marks({"seeds": None, "examples": 0.001}, 0.0) == "", (
+        "words may be tagged otherwise, and F1 the same"
+    )

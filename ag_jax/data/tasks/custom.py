@@ -412,9 +412,10 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
     if task.kind == "classification" and "f1" in task.metrics:
         remarks.append(f"f1 is that of the class {task.labels[1]}")
     if not settings.validation and "validation" in splits:
+        file = pathlib.PurePath(settings.train or "").name
         validation_count, train_count = len(splits["validation"]), len(splits["train"])
         remarks.append(
-            f"validation: {validation_count:,} of {validation_count + train_count:,} examples of {settings.train}, "
+            f"validation: {validation_count:,} of {validation_count + train_count:,} examples of {file}, "
             f"about one in {settings.held_out}, held out by a hash of their texts"
         )
     if classes := _unseen_classes(task, splits["train"]):

@@ -1,0 +1,54 @@
+"""Scores of predictions that need no model: always the most frequent label, the mean, or a random candidate."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data.tasks.task import Task
+from ag_jax.finetuning import kinds
+
+
+def baseline(task: Task, examples: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the `metrics` that the trivial prediction has on labelled examples, and the `prediction` itself.
+
+    It is the most frequent label of these examples, of tagged words their most frequent tag, and of numbers the mean.
+    Of choices, the primary metric is the mean over the candidates, and there is no prediction. None for questions, and
+    where a custom metric cannot score such predictions.
+    """
+    labels: list[Any] = []
+    if task.kind in ("classification", "referent", "regression"):
+        labels = [example.label for example in examples]
+    elif task.kind == "tagging":
+        labels = [tag for example in examples for tag in example.tags]
+    elif task.kind in ("choice", "ranking") and task.metric in ("accuracy", "f1"):  # which are means over examples
+        rates = [
+            np.mean(kinds.per_example(task, [example] * len(example.pairs), range(len(example.pairs))))
+            for example in examples
+        ]
+        return {"prediction": None, "metrics": {task.metric: float(np.mean(rates))}}
+    if not labels:
+        return None
+    one: Any = float(np.mean(labels)) if task.kind == "regression" else None
+    if one is None:
+        counts = Counter(labels)  # of equally frequent labels the first one is taken
+        one = max(task.labels if task.kind == "tagging" else range(len(task.labels)), key=lambda label: counts[label])
+    shown = task.labels[one] if isinstance(one, int) else one
+    predicted = [(one,) * len(example.tags) if task.kind == "tagging" else one for example in examples]
+    try:
+        return {"prediction": shown, "metrics": kinds.evaluate(task, examples, predicted)}
+    except ValueError:  # a custom metric, such as a correlation that is not defined for equal predictions
+        return None
+
+
+def named(kind: str, predictions: Collection[Any] = ()) -> str:
+    """Return in words what trivial predictions are, such as "always answering the most frequent label (good)".
+
+    predictions: those of several data sets, which are named if all are the same.
+    """
+    if kind in ("choice", "ranking"):
+        return "choosing at random"
+    what = "mean" if kind == "regression" else f"most frequent {'tag' if kind == 'tagging' else 'label'}"
+    same = [f"{one:.3g}" if kind == "regression" else one for one in predictions if len(predictions) == 1]
+    return f"always answering the {what}" + "".join(f" ({one})" for one in same)
