@@ -63,10 +63,12 @@ def _differences(numbers: Mapping[str, Any], name: str) -> list[str]:
         (apart if is_apart else others).append(text)
     sentences = [f"Differs from {base}: {'; '.join(apart)}."] if apart else []
     if len(others) > FEW:
-        others = [f"the other {len(others)} arms" if apart else f"any of the {len(others)} other arms"]
+        others = [f"{len(others)} {'further ' if apart else ''}arms"]
     if others:
-        count = "one seed" if seeds == 1 else f"{seeds} seeds"
-        sentences.append(f"Cannot be told apart from {base} with {count}: {'; '.join(others)}.")
+        said = f"Cannot be told apart from {base} with {seeds} seeds"
+        if seeds == 1:
+            said = f"Differences from {base} with one seed, which may be chance"
+        sentences.append(f"{said}: {'; '.join(others)}.")
     return sentences
 
 
