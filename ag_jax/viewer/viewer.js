@@ -1,5 +1,6 @@
 // Shows the attention maps of this page. It loads nothing: all data are in elements of the page (see page.py).
-// Positions of views, layers, heads, rows and columns count from 0 here, and from 1 in what a reader sees.
+// Layers and heads count from 0, also in what a reader sees; positions of tokens from 0 here, from 1 in what a reader sees.
+// Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
 (() => {
   /**
@@ -7,7 +8,7 @@
    * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
    *   columns: string[], rows: string[]|null, block: number, causal: boolean, windows: (number|null)[],
    *   special: number[], sums: boolean,
-   *   guided: (string|null)[][], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
+   *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
    *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
    * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
    *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
@@ -88,14 +89,13 @@
   const masks = new Map();
 
   const rowsOf = (view) => view.rows ?? view.columns;
-  const isStored = (view, layer, head) => !view.stored || view.stored.some(([n, h]) => n === layer && h === head);
 
   /** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
   function mapOf(number, layer, head) {
     const key = `${number}-${layer}-${head}`, view = views[number];
     const cached = cache.get(key);
     if (cached) return cached;
-    const promise = isStored(view, layer, head)
+    const promise = $(`map-${key}`)
       ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
       : Promise.resolve(tileOf(number, layer, head));
     cache.set(key, promise);
@@ -107,7 +107,7 @@
   function tileOf(number, layer, head) {
     const view = views[number];
     const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
-    const weights = new Float32Array(queries * keys), start = (layer * view.heads + head) * queries * keys;
+    const weights = new Float32Array(queries * keys), start = (layer * (view.heads + 1) + head) * queries * keys;
     for (let k = 0, from = start; k < keys; k++) {
       for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
     }
@@ -133,6 +133,7 @@
 
   async function maskOf(number, layer, head) {
     const view = views[number];
+    if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
     const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
     if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
     const bytes = masks.get(key), queries = rowsOf(view).length;
@@ -184,11 +185,11 @@
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   }
 
-  /** Returns the colour and the letter of a pattern. */
+  /** Returns the title, the colour and the letter of a pattern. */
   function patternLook(name) {
     const target = views.find((view) => name in view.targets)?.targets[name];
-    const first = (target?.title ?? name).replace(/^\[/, "")[0] ?? "?";
-    return { colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? first.toUpperCase() };
+    const title = target?.title ?? name;
+    return { title, colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? (title.replace(/^\[/, "")[0] ?? "?").toUpperCase() };
   }
 
   /** Returns the colour (0 to 255 of a table) of each cell of a map of a layer. */
@@ -287,7 +288,7 @@
   /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
   function fit() {
     const view = views[state.view];
-    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head < view.heads;
+    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
     if (!has) state.layer = state.head = -1;
     if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
     if (state.row < 0) state.pinned = false;
@@ -314,12 +315,18 @@
 
   const nameOf = (view, layer, head) => {
     const guided = view.guided[layer][head];
-    return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
+    return `layer ${layer}, ${head === view.heads ? "mean of heads" : `head ${head}`}${guided ? `, guided towards ${patternLook(guided).title}` : ""}`;
   };
+
+  /** Returns the number that a head of the first view has in another view, -1 if that has no such head. */
+  const headIn = (view, head = state.head) => (head === views[state.view].heads ? view.heads : head < view.heads ? head : -1);
+
+  /** Returns how many heads are in a line of the grid: by layer and head, their mean follows. */
+  const across = (view) => view.heads + Number(state.order === "position");
 
   function ordered(view) {
     const every = [];
-    for (let n = 0; n < view.layers; n++) for (let h = 0; h < view.heads; h++) every.push([n, h]);
+    for (let n = 0; n < view.layers; n++) for (let h = 0; h < across(view); h++) every.push([n, h]);
     if (state.order === "position") return every;
     const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
     return every.sort((one, two) => value(two) - value(one));
@@ -332,70 +339,85 @@
    * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
   function fitTiles() {
     const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
-    const pixelsWide = cells[0].clientWidth * scaleOf();
+    const [one, two] = cells[0].children, isBeside = one.offsetTop === two?.offsetTop;
+    if (two) $("pair").textContent = `${isBeside ? "Left" : "Above"}: ${view.name}. ${isBeside ? "Right" : "Below"}: ${views[state.other].name}.`;
+    const pixelsWide = one.clientWidth * scaleOf();
     const reduce = pixelsWide ? Math.max(1, Math.ceil(Math.ceil(view.columns.length / view.block) / pixelsWide)) : 1;
     if (reduce === tileReduce) return;
     tileReduce = reduce;
-    ordered(view).forEach(([layer, head], at) => cells[at].querySelector("canvas").replaceWith(tile(layer, head)));
+    ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
   }
 
-  function tile(layer, head) {
-    const view = views[state.view];
-    const map = withoutSpecial(view, tileOf(state.view, layer, head));
-    const canvas = pixels({ map, shade: shades(view, layer, map, false), signed: false }, tileReduce);
-    canvas.setAttribute("aria-hidden", "true");
-    return canvas;
+  /** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
+  const paired = (head) => [state.view, state.other].filter((at) => at >= 0).map((at) => [at, views[at], headIn(views[at], head)]);
+
+  /** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
+  function tilePixels(number, layer, head, reduce) {
+    const map = withoutSpecial(views[number], tileOf(number, layer, head));
+    return pixels({ map, shade: shades(views[number], layer, map, false), signed: false }, reduce);
+  }
+
+  /** Returns what a cell of the grid shows: a head of each view, with the colour and the letter of the pattern that guides it. */
+  function tiles(layer, head) {
+    return paired(head).map(([number, view, own]) => {
+      const box = make("div", { className: "tile", "aria-hidden": "true" }), guided = view.guided[layer]?.[own];
+      if (own < 0 || layer >= view.layers) return box;
+      const canvas = tilePixels(number, layer, own, tileReduce);
+      canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+      box.append(canvas);
+      if (guided) box.style.borderColor = patternLook(guided).colour;
+      const letter = guided ? patternLook(guided).letter : state.order === "position" ? "" : `${layer}.${own}`;
+      if (letter) box.append(make("span", { className: "letter", textContent: letter }));
+      return box;
+    });
   }
 
   function drawGrid() {
     const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
     const hadFocus = grid.contains(document.activeElement);
     cursor = Math.min(cursor, list.length - 1);
-    grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
+    grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, 11rem))`;
+    grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
     const cells = list.map(([layer, head], at) => {
-      const guided = view.guided[layer][head];
-      const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
+      const names = paired(head).map(([, one, own]) => {
+        if (own < 0 || layer >= one.layers) return `${one.name} has no such head`;
+        const mass = one.targets[one.guided[layer][own]]?.mass[layer][own];
+        return (state.other < 0 ? "" : `${one.name}: `) + nameOf(one, layer, own) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`);
+      });
       const cell = make("div", {
-        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
-        "aria-label": nameOf(view, layer, head) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`),
+        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),
         "aria-selected": String(layer === state.layer && head === state.head),
-      }, tile(layer, head));
-      cell.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
-      if (guided) {
-        cell.style.borderColor = patternLook(guided).colour;
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: patternLook(guided).letter }));
-      } else if (!byPosition) {
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: `${layer + 1}.${head + 1}` }));
-      }
+      }, ...tiles(layer, head));
       cell.addEventListener("click", () => { cursor = at; open(layer, head); });
       cell.addEventListener("focus", () => { cursor = at; });
       return cell;
     });
-    const lines = [];
+    const lines = [], wide = across(view);
     if (byPosition) {
-      const across = Array.from({ length: view.heads }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head + 1 }));
-      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "layer, head" }), ...across));
+      const top = Array.from({ length: wide }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head === view.heads ? "mean" : head }));
+      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "head →\nlayer ↓" }), ...top));
     }
-    for (let at = 0; at < cells.length; at += view.heads) {
-      const label = byPosition ? at / view.heads + 1 : `${at + 1}–${at + view.heads}`;
-      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + view.heads)));
+    for (let at = 0; at < cells.length; at += wide) {
+      const label = byPosition ? at / wide : `${at + 1}–${at + wide}`;
+      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + wide)));
     }
     grid.replaceChildren(...lines);
     if (hadFocus) cells[cursor]?.focus();
-    const used = [...new Set(view.guided.flat().filter(Boolean))];
+    const used = [...new Set(paired(0).flatMap(([, one]) => one.guided.flat()).filter(Boolean))];
     const items = used.map((name) => {
-      const { colour, letter } = patternLook(name), sign = make("i");
+      const { title, colour, letter } = patternLook(name), sign = make("i");
       sign.style.borderColor = colour;
-      return make("span", {}, sign, `${letter}: guided towards ${view.targets[name]?.title ?? name}`);
+      return make("span", {}, sign, `${letter}: guided towards ${title}`);
     });
+    if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
     const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
     $("legend").replaceChildren(...items, ...block);
   }
 
-  function moveInGrid(across, down) {
+  function moveInGrid(right, down) {
     const view = views[state.view], cells = $("grid").querySelectorAll(".head");
-    const row = Math.floor(cursor / view.heads), column = cursor % view.heads;
-    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * view.heads + Math.min(view.heads - 1, Math.max(0, column + across));
+    const wide = across(view), row = Math.floor(cursor / wide), column = cursor % wide;
+    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * wide + Math.min(wide - 1, Math.max(0, column + right));
     cells[cursor].tabIndex = -1;
     cells[next].tabIndex = 0;
     cells[next].focus();
@@ -467,13 +489,13 @@
     const shown = [];
     for (const number of [state.view, state.other]) {
       if (number < 0) continue;
-      const one = views[number];
-      if (layer >= one.layers || head >= one.heads) {
-        shown.push({ view: null, map: null, signed: false, name: `${one.name} has no layer ${layer + 1} with a head ${head + 1}` });
+      const one = views[number], own = headIn(one);
+      if (layer >= one.layers || own < 0) {
+        shown.push({ view: null, map: null, signed: false, name: `${one.name} has no ${layer < one.layers ? `head ${head} in ` : ""}layer ${layer}` });
         continue;
       }
-      const stored = await mapOf(number, layer, head);
-      const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, head) : null;
+      const stored = await mapOf(number, layer, own);
+      const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, own) : null;
       if (mine !== drawing) return;
       const whole = withoutSpecial(one, stored);
       const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1;
@@ -825,7 +847,7 @@
       make("th", { scope: "col", className: "number", textContent: "by chance" }));
     const rows = Object.entries(view.targets).map(([name, target]) => {
       const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
-      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[head] ?? null);
+      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
       const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
       return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown ? " (shown as target)" : "")), ...cells);
     });
@@ -906,7 +928,7 @@
     const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     const isGuided = view.guided.flat().includes(name);
     const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
-      const members = [...patterns.keys()].filter((head) => !isGuided || patterns[head] === name);
+      const members = [...patterns.keys()].filter((head) => head < view.heads && (!isGuided || patterns[head] === name));
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
       const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
       const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
@@ -932,7 +954,7 @@
 
   function fileName(suffix) {
     const view = views[state.view];
-    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer + 1}`, `head${state.head + 1}`];
+    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer}`, state.head === view.heads ? "mean" : `head${state.head}`];
     return `${parts.filter(Boolean).join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
   }
 
@@ -998,6 +1020,7 @@
   const option = (value, textContent) => make("option", { value, textContent });
 
   function changeView(at) {
+    state.head = headIn(views[at]);
     state.view = at;
     let problem = "";
     if (state.other >= 0) {
@@ -1045,7 +1068,7 @@
     await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
     if (mine !== drawing) return;
     drawControls(problem);
-    const shown = [state.view, state.scale, state.palette, state.order, state.special].join();
+    const shown = [state.view, state.other, state.scale, state.palette, state.order, state.special].join();
     if (shown !== gridDrawn) {
       gridDrawn = shown;
       drawGrid();
