@@ -7,8 +7,8 @@ The file holds a script `viewer.js` and these elements, which the script reads:
 
 * `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_describe`);
 * `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
-* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`). Behind the last head of a layer is
-  the mean of its heads, here, in the overview, and in the lists of `meta` that have a value for each head. Large pages,
+* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`). Behind the last head of a layer
+  is the mean of its heads, here, in the overview, and in lists of `meta` with a value for each head. Large pages,
   and views that store the maps of some heads only, have no map of it (`_has_means`);
 * `hidden-V-N-H`: which cells an attack masked (`encode.bits`).
 
