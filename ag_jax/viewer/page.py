@@ -223,10 +223,10 @@ def _maps(view: View, detail: str) -> Iterable[tuple[str, bytes]]:
     """Yield (element name with {} for the view's number, bytes) of a view's overview, maps and masked pairs."""
     layers, heads = view.weights_NHQK.shape[:2]
     yield "overview-{}", encode.overview(_with_mean(encode.coarse, view.weights_NHQK))
-    for layer, head in view.stored:
-        yield f"map-{{}}-{layer}-{head}", encode.encode_map(view.weights_NHQK[layer, head], PRECISIONS[detail])
-    for layer in range(layers if _has_means(view, detail) else 0):
-        yield f"map-{{}}-{layer}-{heads}", encode.encode_map(view.weights_NHQK[layer].mean(0), PRECISIONS[detail])
+    means = [(layer, heads) for layer in range(layers)] if _has_means(view, detail) else []
+    for layer, head in [*view.stored, *means]:
+        weights_QK = view.weights_NHQK[layer, head] if head < heads else view.weights_NHQK[layer].mean(0)
+        yield f"map-{{}}-{layer}-{head}", encode.encode_map(weights_QK, PRECISIONS[detail])
     if view.hidden_NHQK is not None:
         for layer, head in np.ndindex(view.hidden_NHQK.shape[:2]):
             yield f"hidden-{{}}-{layer}-{head}", encode.bits(view.hidden_NHQK[layer, head])
