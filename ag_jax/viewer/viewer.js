@@ -348,8 +348,11 @@
     ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
   }
 
+  /** Returns the numbers of the views that are shown. */
+  const compared = () => [state.view, state.other].filter((at) => at >= 0);
+
   /** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
-  const paired = (head) => [state.view, state.other].filter((at) => at >= 0).map((at) => [at, views[at], headIn(views[at], head)]);
+  const paired = (head) => compared().map((at) => [at, views[at], headIn(views[at], head)]);
 
   /** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
   function tilePixels(number, layer, head, reduce) {
@@ -360,16 +363,21 @@
   /** Returns what a cell of the grid shows: a head of each view, with the colour and the letter of the pattern that guides it. */
   function tiles(layer, head) {
     return paired(head).map(([number, view, own]) => {
-      const box = make("div", { className: "tile", "aria-hidden": "true" }), guided = view.guided[layer]?.[own];
+      const box = make("div", { className: "tile", "aria-hidden": "true" });
       if (own < 0 || layer >= view.layers) return box;
-      const canvas = tilePixels(number, layer, own, tileReduce);
+      const canvas = tilePixels(number, layer, own, tileReduce), { colour, letter } = tileLook(view, layer, own);
       canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
       box.append(canvas);
-      if (guided) box.style.borderColor = patternLook(guided).colour;
-      const letter = guided ? patternLook(guided).letter : state.order === "position" ? "" : `${layer}.${own}`;
+      box.style.borderColor = colour;
       if (letter) box.append(make("span", { className: "letter", textContent: letter }));
       return box;
     });
+  }
+
+  /** Returns the colour of a tile's frame, and what is written on it. */
+  function tileLook(view, layer, head) {
+    const guided = view.guided[layer][head];
+    return guided ? patternLook(guided) : { colour: "#999", letter: state.order === "position" ? "" : `${layer}.${head}` };
   }
 
   function drawGrid() {
@@ -506,7 +514,7 @@
       const [one, two] = shown;
       if (one.whole.blocks === two.whole.blocks) {
         const map = minus(one.whole, two.whole.weights, two.whole);
-        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `${views[state.view].name} minus ${views[state.other].name}` });
+        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${views[state.view].name} minus ${views[state.other].name}` });
       }
     }
     if (mine !== drawing) return;
@@ -542,15 +550,17 @@
     }));
   }
 
-  function caption(panel) {
-    const parts = [panel.name];
-    if (!panel.map) return panel.name + ".";
-    if (panel.map.blocks > 1) parts.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
-    else if (panel.map.coarse) parts.push("only a coarse overview of this head is in this page");
-    else if (state.special && panel.view.special.length) parts.push("without special tokens, rows scaled to what they summed to");
-    if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) parts.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
-    if (panel.mask) parts.push("hatched: masked by the attack");
-    return parts.join("; ");
+  const caption = (panel) => (panel.map ? [panel.name, ...notesOf(panel)].join("; ") : `${panel.name}.`);
+
+  /** Returns what is special about the map of a panel. */
+  function notesOf(panel) {
+    const notes = [];
+    if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
+    else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
+    else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
+    if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+    if (panel.mask) notes.push("hatched: masked by the attack");
+    return notes;
   }
 
   /** Shortens a token for a label; the mark of a space, which looks like an underscore, becomes a dot. */
@@ -564,7 +574,8 @@
     const ratio = scaleOf(), key = [state.zoom, state.left, state.top, ratio].join();
     if (panel.key !== key) {
       const edge = edgesOf(panel);
-      Object.assign(panel, edge, { key, still: picture(panel, edge, ratio) });
+      const still = painted(edge.x + edge.width + 2, edge.y + edge.height + 2, ratio, (context) => drawMap(context, panel, edge, ratio, pageInk()));
+      Object.assign(panel, edge, { key, still });
       Object.assign(panel.canvas.dataset, { x: edge.x, y: edge.y, cell: edge.cell, ratio });
     }
     const { canvas, still } = panel;
@@ -577,28 +588,55 @@
     outline(panel, context);
   }
 
-  const FONT = "11px system-ui, sans-serif";
+  const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT}`;
+  const pageInk = () => getComputedStyle(document.body).color;
   const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+  /** Returns what the rows and the columns of a map are. */
+  const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.rows && view.texts ? `, ${view.texts[1 - at]}` : ""));
+
+  const ruler = make("canvas").getContext("2d");
+  /** Returns how wide a text is. */
+  function widthOf(text, font = FONT) {
+    ruler.font = font;
+    return ruler.measureText(text).width;
+  }
+
+  /** Returns a canvas of `wide` x `high` units, of `ratio` pixels each, on which `draw` has drawn. */
+  function painted(wide, high, ratio, draw) {
+    const canvas = make("canvas", { width: wide * ratio, height: high * ratio }), context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    draw(context);
+    return canvas;
+  }
 
   /** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
   function edgesOf({ map, view, wide, high }) {
-    const context = make("canvas").getContext("2d");
-    context.font = FONT;
-    const [rows, columns] = labelsOf(view);
-    const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
-    const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
-    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+    const [rows, columns] = labelsOf(view).map((names) => Math.ceil(Math.max(...names.map((name) => widthOf(name)))));
+    let x, y, cell;
+    for (const room of [8, 30]) { // for the positions of tokens, if not all of them have room
+      if (room > 8 && cell / map.blocks >= 12) break;
+      x = Math.min(130, rows) + room;
+      y = Math.min(120, columns) + room;
+      cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+    }
     state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
     state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
     return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
   }
 
-  /** Returns a canvas with a panel's map, its mask, its target and its labels, `ratio` pixels for each of the page. */
-  function picture(panel, { x, y, cell, width, height }, ratio) {
+  /** Writes a text upwards, from a place or around it. */
+  function fillUpwards(context, text, x, y, ...most) {
+    context.save();
+    context.translate(x, y);
+    context.rotate(-Math.PI / 2);
+    context.fillText(text, 0, 0, ...most);
+    context.restore();
+  }
+
+  /** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
+  function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
     const { map, view } = panel, blocks = map.blocks;
-    const canvas = make("canvas", { width: (x + width + 2) * ratio, height: (y + height + 2) * ratio });
-    const context = canvas.getContext("2d"), at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
-    context.scale(ratio, ratio);
+    const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
     context.save();
     context.beginPath();
     context.rect(x, y, width, height);
@@ -610,10 +648,10 @@
     if (panel.mask && blocks === 1) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
       for (let q = 0; q < map.queries; q++) {
-        for (let k = 0; k < map.keys; k++) {
-          if (!panel.mask(q, k)) continue;
-          const [left, top] = at(q, k);
-          context.fillRect(left, top + cell * 0.4, Math.max(1, cell), Math.max(0.5, cell * 0.2));
+        for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
+          while (k < map.keys && panel.mask(q, k)) k++;
+          const [left, top] = at(q, first);
+          if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
         }
       }
     }
@@ -632,12 +670,13 @@
     context.restore();
 
     context.strokeStyle = "#777";
+    context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
     context.font = FONT;
-    context.fillStyle = getComputedStyle(document.body).color;
+    context.fillStyle = ink;
     context.textBaseline = "middle";
     const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
-    const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one + 1}` : names[one]);
+    const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one}` : names[one]);
     context.textAlign = "right";
     for (let q = 0; q < rows.length; q += step) {
       const middle = at((q + 0.5) / blocks, 0)[1];
@@ -646,14 +685,8 @@
     context.textAlign = "left";
     for (let k = 0; k < columns.length; k += step) {
       const middle = at(0, (k + 0.5) / blocks)[0];
-      if (middle <= x || middle >= x + width) continue;
-      context.save();
-      context.translate(middle, y - 4);
-      context.rotate(-Math.PI / 2);
-      context.fillText(named(columns, k), 0, 0, y - 6);
-      context.restore();
+      if (middle > x && middle < x + width) fillUpwards(context, named(columns, k), middle, y - 4, y - 6);
     }
-    return canvas;
   }
 
   /** Draws the outlines of the chosen row and column. */
@@ -877,25 +910,30 @@
     $("text-bar").replaceChildren(bar(shown[0].signed));
   }
 
+  const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
+  const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
+
   /** Returns a picture of the colours of weights, or of differences. */
   function bar(signed) {
-    const { name, ticks, place } = signed ? DIFFERENCE : SCALES[state.scale], colours = tableOf(signed);
-    const wide = 320, ratio = scaleOf(), canvas = make("canvas", { width: (wide + 24) * ratio, height: 42 * ratio });
-    canvas.style.width = `${wide + 24}px`;
+    const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
+    canvas.style.width = `${BAR[0]}px`;
     canvas.role = "img";
-    canvas.ariaLabel = `colours: ${name}, on a scale that is not linear`;
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    for (let at = 0; at < wide; at++) {
-      context.fillStyle = css(colours[Math.round((255 * at) / (wide - 1))]);
-      context.fillRect(12 + at, 14, 1.5, 12);
-    }
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(`${name} (not linear)`, 12, 10);
-    context.textAlign = "center";
-    for (const tick of ticks) context.fillText(String(tick), 12 + place(tick) * wide, 38);
+    canvas.ariaLabel = `colours: ${scaleFor(signed).name}, on a scale that is not linear`;
     return canvas;
+  }
+
+  function drawBar(context, x, y, signed, ink) {
+    const { name, ticks, place } = scaleFor(signed), left = x + 12, wide = BAR[0] - 24;
+    const image = pixels({ map: { keys: 256, queries: 1 }, shade: Uint8Array.from({ length: 256 }, (_, at) => at), signed });
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, left, y + 14, wide, 12);
+    Object.assign(context, { fillStyle: ink, font: FONT, textBaseline: "alphabetic", textAlign: "left" });
+    context.fillText(`${name} (not linear)`, left, y + 10);
+    context.textAlign = "center";
+    for (const tick of ticks) {
+      context.fillRect(left + place(tick) * wide - 0.5, y + 26, 1, 3);
+      context.fillText(String(tick), left + place(tick) * wide, y + 39);
+    }
   }
 
   // ---------------------------------------------------------------- steps of a run
@@ -904,14 +942,13 @@
     .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
     .sort((a, b) => a.one.step - b.one.step);
 
+  const SVG = "http://www.w3.org/2000/svg";
   const svg = (tag, attributes, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    const element = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     element.append(...children);
     return element;
   };
-
-  const svgText = (content, attributes) => svg("text", attributes, String(content));
 
   function drawSteps() {
     const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
@@ -923,23 +960,36 @@
     $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
     const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
     if (!name) return;
-    const wide = 640, high = 150, left = 34, bottom = 22;
-    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
-    const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     const isGuided = view.guided.flat().includes(name);
     const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
       const members = [...patterns.keys()].filter((head) => head < view.heads && (!isGuided || patterns[head] === name));
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
-      const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
-      const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
-      return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
+      return { layer, masses };
+    }).filter(({ masses }) => masses.some((mass) => !Number.isNaN(mass)));
+    const left = 34, right = 560, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
+    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
+    const x = (at) => left + ((right - left) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
+    for (const line of lines) {
+      line.points = line.masses.map((mass, at) => [x(at), y(mass)]).filter(([, place]) => !Number.isNaN(place));
+      line.end = line.points.at(-1)[1];
+    }
+    lines.sort((one, two) => one.end - two.end); // names of lines that end close together are moved apart
+    lines.reduce((least, line) => { line.end = Math.max(line.end, least); return line.end + apart; }, 0);
+    lines.reduceRight((most, line) => { line.end = Math.min(line.end, most); return line.end - apart; }, high - bottom);
+    const text = (content, attributes) => svg("text", { "font-size": 11, fill: "currentColor", ...attributes }, content);
+    const line = (x1, x2, y1, y2, dashes = "") => svg("line", { x1, x2, y1, y2, stroke: "currentColor", "stroke-width": 0.75, "stroke-dasharray": dashes });
+    const drawn = lines.flatMap(({ layer, points, end }) => {
+      const share = (layer + 1) / view.layers, shade = (place) => css(TABLES.BuPu[Math.round(place)]), isChosen = layer === state.layer;
+      const style = `fill: none; stroke: light-dark(${shade(100 + 155 * share)}, ${shade(170 * (1 - share))}); stroke-width: ${isChosen ? 3.5 : 1.75}`;
+      return [svg("polyline", { points: points.map((point) => point.map((one) => one.toFixed(1)).join()).join(" "), style }),
+        line(points.at(-1)[0], right + 16, points.at(-1)[1], end),
+        text(`layer ${layer}`, { x: right + 20, y: end + 4, "font-weight": isChosen ? "bold" : "normal" })];
     });
-    const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
-    const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
-    const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
-    const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
-    const title = `mass on ${view.targets[name].title} by step, ${isGuided ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
-    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...lines, mark, ...ticks, ...scale),
+    const frame = [line(x(current), x(current), 4, high - bottom, "3 3"), ...[0, 0.5, 1].flatMap((mass) => [line(left, right, y(mass), y(mass), "1 5"),
+      text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
+    const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
+    const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
+    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 640 ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
       make("p", { className: "hint", textContent: title }));
   }
 
@@ -952,67 +1002,162 @@
 
   // ---------------------------------------------------------------- export
 
-  function fileName(suffix) {
-    const view = views[state.view];
-    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer}`, state.head === view.heads ? "mean" : `head${state.head}`];
-    return `${parts.filter(Boolean).join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
+  const headName = () => `layer${state.layer}_${state.head === views[state.view].heads ? "mean" : `head${state.head}`}`;
+
+  /** Returns the name of a file: the models of views, their steps, and what the file shows. */
+  function fileName(suffix, shown = headName(), numbers = compared()) {
+    const parts = numbers.map((at) => {
+      const { model, kind, step } = views[at];
+      return [model.split(/[/\\]/).at(-1), kind, step === null ? "" : `step${step}`].filter(Boolean).join("_");
+    });
+    return `${[parts.join("_and_"), shown].join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
   }
 
-  function save(name, address) {
-    const link = make("a", { download: name, href: address });
+  function save(name, blob) {
+    const link = make("a", { download: name, href: URL.createObjectURL(blob) });
     document.body.append(link);
     link.click();
     link.remove();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  const dataOf = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
+  const SAVED_RATIO = 2; // pixels of a saved picture for each unit
+  const SAVED_SIDE = 560; // units of the larger side of a panel, with its labels
+  const LINE = 15, GAP = 24; // height of a line of text, and space between panels
 
-  const SAVED_RATIO = 2; // pixels of a saved picture for each pixel of the page
-
-  function savePng() {
-    const drawn = panels.filter((panel) => panel.map).map((panel) => {
-      const canvas = picture(panel, panel, SAVED_RATIO); // not that of the page, which may have fewer pixels
-      outline(panel, canvas.getContext("2d"));
-      return canvas;
-    });
-    const gap = 20, title = 40;
-    const wide = drawn.reduce((sum, canvas) => sum + canvas.width + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height)) + title + gap;
-    const sheet = make("canvas", { width: wide, height: high }), context = sheet.getContext("2d");
-    context.fillStyle = getComputedStyle(document.body).backgroundColor;
-    context.fillRect(0, 0, wide, high);
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "24px system-ui, sans-serif";
-    context.fillText(`${views[state.view].name}: ${nameOf(views[state.view], state.layer, state.head)}`, gap, 28);
-    let left = gap;
-    for (const canvas of drawn) {
-      context.drawImage(canvas, left, title);
-      left += canvas.width + gap;
+  /** Draws an SVG by the methods of a canvas' context that this script uses. */
+  class SvgContext {
+    constructor(wide, high) {
+      this.place = svg("svg", { xmlns: SVG, width: wide, height: high, viewBox: `0 0 ${wide} ${high}` });
     }
-    save(fileName("png"), sheet.toDataURL("image/png"));
+
+    put(tag, attributes, ...children) {
+      const element = svg(tag, attributes, ...children);
+      this.place.append(element);
+      return element;
+    }
+
+    save() { this.place = this.put("g", {}); }
+    restore() { this.place = this.place.closest("g").parentElement; }
+    move(by) { this.place.setAttribute("transform", (this.place.getAttribute("transform") ?? "") + by); }
+    translate(x, y) { this.move(`translate(${x} ${y})`); }
+    rotate(angle) { this.move(`rotate(${(angle * 180) / Math.PI})`); }
+    beginPath() {}
+    rect(...box) { this.box = box; }
+    clip() { // an svg element shows nothing outside of its box
+      const [x, y, width, height] = this.box;
+      this.place = this.put("svg", { x, y, width, height, viewBox: this.box.join(" ") });
+    }
+    fillRect(x, y, width, height) { this.put("rect", { x, y, width, height, fill: this.fillStyle }); }
+    strokeRect(x, y, width, height) { this.put("rect", { x, y, width, height, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth }); }
+    fillText(text, x, y) {
+      const anchor = { left: "start", center: "middle", right: "end" }[this.textAlign];
+      this.put("text", { x, y, dy: this.textBaseline === "middle" ? "0.35em" : 0, "text-anchor": anchor, fill: this.fillStyle, style: `font: ${this.font}` }, text);
+    }
+
+    /** Puts a picture with cells of several pixels, because some programs smooth what they enlarge. */
+    drawImage(image, x, y, width, height) {
+      const large = painted(image.width, image.height, Math.min(8, Math.ceil((width * SAVED_RATIO) / image.width)), (context) => {
+        context.imageSmoothingEnabled = false;
+        context.drawImage(image, 0, 0);
+      });
+      this.put("image", { href: large.toDataURL(), x, y, width, height, preserveAspectRatio: "none", style: "image-rendering: pixelated" });
+    }
   }
 
-  function saveSvg() {
-    const panel = panels[0];
-    const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
-    const image = pixels(panel).toDataURL("image/png");
-    const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
-    const labels = [
-      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
-      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => svgText(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
-    ];
-    const drawn = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width: x + wide + 10, height: y + high + 10, "font-family": "sans-serif", "font-size": 9 },
-      svgText(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
-      svg("image", { href: image, x, y, width: wide, height: high, preserveAspectRatio: "none", style: "image-rendering: pixelated" }), ...labels);
-    save(fileName("svg"), dataOf("image/svg+xml", new XMLSerializer().serializeToString(drawn)));
+  /** Writes texts as bold lines that are at most `wide`, if there is a context; returns how many units the lines are high. */
+  function writeLines(context, texts, x, y, wide) {
+    const lines = texts.flatMap((text) => text.split(" ").reduce((found, word) => {
+      const longer = `${found.at(-1) ?? ""} ${word}`.trim();
+      return widthOf(longer, BOLD) > wide ? [...found, word] : [...found.slice(0, -1), longer];
+    }, []));
+    lines.forEach((line, at) => context && write(context, line, x, y + LINE * at + 11, "left", BOLD));
+    return LINE * lines.length;
+  }
+
+  function write(context, text, x, y, textAlign, font = FONT) {
+    Object.assign(context, { textAlign, font, textBaseline: "alphabetic", fillStyle: "#000" });
+    context.fillText(text, x, y);
+  }
+
+  /** Returns what is saved of the enlarged head, as width, height and a function that draws: each panel with its names and its bar. */
+  function headSheet() {
+    const shown = panels.filter((panel) => panel.map).map((panel) => {
+      const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
+      const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
+      return { panel, edge, names, wide: LINE + Math.max(BAR[0], edge.x + edge.width) };
+    });
+    const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
+    const bottom = top + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + LINE;
+    return [shown.reduce((sum, { wide }) => sum + wide + GAP, GAP), bottom + BAR[1] + LINE, (context) => {
+      let x = GAP;
+      for (const { panel, edge, names, wide } of shown) {
+        const [rows, columns] = axesOf(panel.view), left = x + LINE;
+        writeLines(context, names, x, LINE, wide);
+        context.save();
+        context.translate(left, top);
+        drawMap(context, panel, edge, SAVED_RATIO, "#000");
+        context.restore();
+        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
+        fillUpwards(context, rows, x + 11, top + edge.y + edge.height / 2);
+        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
+        x += wide + GAP;
+      }
+    }];
+  }
+
+  /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
+  function gridSheet() {
+    const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
+    const side = Math.max(48 / count, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+    const wide = Math.max(BAR[0], columns * (count * side + 6)), [rows, keys] = axesOf(view);
+    const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
+    for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
+    const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
+    return [left + wide + GAP, bottom + BAR[1] + LINE, (context) => {
+      writeLines(context, names, left, LINE, wide);
+      list.forEach(([layer, head], at) => {
+        const x = left + (at % columns) * (count * side + 6), y = top + Math.floor(at / columns) * (tall + 6);
+        const byPosition = state.order === "position";
+        if (at < columns && byPosition) write(context, head === view.heads ? "mean" : `head ${head}`, x + (count * side) / 2, y - 6, "center");
+        if (at % columns === 0) write(context, byPosition ? `layer ${layer}` : `from ${at + 1}`, left - 8, y + tall / 2 + 4, "right");
+        paired(head).forEach(([number, one, own], place) => {
+          if (own >= 0 && layer < one.layers) drawTile(context, number, layer, own, x + place * side + 1, y + 1, side - 4, tall - 4);
+        });
+      });
+      drawBar(context, left - 12, bottom, false, "#000");
+    }];
+  }
+
+  function drawTile(context, number, layer, head, x, y, wide, high) {
+    const { colour, letter } = tileLook(views[number], layer, head), room = widthOf(letter, BOLD) + 4;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(tilePixels(number, layer, head, 1), x, y, wide, high);
+    Object.assign(context, { strokeStyle: colour, lineWidth: 2, fillStyle: "#fff" });
+    context.strokeRect(x, y, wide, high);
+    if (letter) context.fillRect(x + wide - room - 1, y + 1, room, 13);
+    write(context, letter, x + wide - 3, y + 11, "right", BOLD);
+  }
+
+  /** Saves a sheet, in black on white, as a PNG or as an SVG of the same content. */
+  function saveSheet(name, [wide, high, draw]) {
+    const onWhite = (context) => {
+      context.fillStyle = "#fff";
+      context.fillRect(0, 0, wide, high);
+      draw(context);
+      return context;
+    };
+    if (name.endsWith(".png")) painted(wide, high, SAVED_RATIO, onWhite).toBlob((blob) => save(name, blob));
+    else save(name, new Blob([new XMLSerializer().serializeToString(onWhite(new SvgContext(wide, high)).place)], { type: "image/svg+xml" }));
   }
 
   function saveTsv() {
     const panel = panels[0], view = panel.view, list = chosenWeights(panel);
     const others = state.byColumn ? rowsOf(view) : view.columns;
     const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-    const lines = list.map(([place, weight, at]) => [place + 1, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
+    const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
     const top = ["position", "token", "weight", "precision"].join("\t");
-    save(fileName(state.byColumn ? `column${state.column + 1}.tsv` : `row${state.row + 1}.tsv`), dataOf("text/tab-separated-values", [top, ...lines].join("\n") + "\n"));
+    save(fileName("tsv", `${headName()}_${state.byColumn ? `column${state.column}` : `row${state.row}`}`, [state.view]), new Blob([[top, ...lines].join("\n") + "\n"], { type: "text/tab-separated-values" }));
   }
 
   // ---------------------------------------------------------------- controls and keys
@@ -1127,7 +1272,7 @@
     for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
     $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
     const clicks = {
-      close, png: savePng, svg: saveSvg, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+      close, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
       pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
       direction: () => {
         state.byColumn = !state.byColumn;
@@ -1138,6 +1283,10 @@
         drawText();
       },
     };
+    for (const suffix of ["png", "svg"]) {
+      clicks[suffix] = () => saveSheet(fileName(suffix), headSheet());
+      clicks[`all-${suffix}`] = () => saveSheet(fileName(suffix, "all-heads"), gridSheet());
+    }
     for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
     $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
     $("controls").addEventListener("submit", (event) => event.preventDefault());
