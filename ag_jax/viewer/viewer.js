@@ -950,6 +950,8 @@
     return element;
   };
 
+  const svgText = (content, attributes) => svg("text", attributes, String(content));
+
   function drawSteps() {
     const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
     $("steps").hidden = series.length < 2;
@@ -976,7 +978,7 @@
     lines.sort((one, two) => one.end - two.end); // names of lines that end close together are moved apart
     lines.reduce((least, line) => { line.end = Math.max(line.end, least); return line.end + apart; }, 0);
     lines.reduceRight((most, line) => { line.end = Math.min(line.end, most); return line.end - apart; }, high - bottom);
-    const text = (content, attributes) => svg("text", { "font-size": 11, fill: "currentColor", ...attributes }, content);
+    const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
     const line = (x1, x2, y1, y2, dashes = "") => svg("line", { x1, x2, y1, y2, stroke: "currentColor", "stroke-width": 0.75, "stroke-dasharray": dashes });
     const drawn = lines.flatMap(({ layer, points, end }) => {
       const share = (layer + 1) / view.layers, shade = (place) => css(TABLES.BuPu[Math.round(place)]), isChosen = layer === state.layer;
