@@ -1112,11 +1112,11 @@
   function gridSheet() {
     const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
     const side = Math.max(48 / count, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
-    const wide = Math.max(BAR[0], columns * (count * side + 6)), [rows, keys] = axesOf(view);
+    const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
     const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
     for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
     const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
-    return [left + wide + GAP, bottom + BAR[1] + LINE, (context) => {
+    return [left + wide + GAP, Math.ceil(bottom) + BAR[1] + LINE, (context) => {
       writeLines(context, names, left, LINE, wide);
       list.forEach(([layer, head], at) => {
         const x = left + (at % columns) * (count * side + 6), y = top + Math.floor(at / columns) * (tall + 6);
