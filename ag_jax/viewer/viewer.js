@@ -1087,7 +1087,7 @@
     const shown = panels.filter((panel) => panel.map).map((panel) => {
       const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
       const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
-      return { panel, edge, names, wide: LINE + Math.max(BAR[0], edge.x + edge.width) };
+      return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
     });
     const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
     const bottom = top + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + LINE;
@@ -1111,7 +1111,7 @@
   /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
   function gridSheet() {
     const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
-    const side = Math.max(48 / count, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+    const side = Math.max(36, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
     const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
     const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
     for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
