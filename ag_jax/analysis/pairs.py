@@ -57,12 +57,11 @@ def pair_maps(
     """
     check_unicode(source + target, "the texts")
     # Without spaces around them, as in training and in translations.
-    source, target = source.strip(), target.strip()
-    encoded = list(tokenizer.encode(source)) if source else []
+    encoded = list(tokenizer.encode(source.strip())) if source.strip() else []
     if not encoded:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
     room = min(max_tokens, model.config.max_length) - 1
-    translated = list(tokenizer.encode_targets([target])[0]) if target else []
+    translated = list(tokenizer.encode_targets([target.strip()])[0]) if target.strip() else []
     specials = tokenizer.specials
     begins = model.decoder_config.start == "begin"
     source_ids = [*maps.cut(encoded, room, "source"), specials.end]
@@ -78,8 +77,8 @@ def pair_maps(
     start = tokenizer.tokens(target_ids[:1]) if begins else [START]
     target_tokens = (*start, *tokenizer.tokens(target_ids[1:]))
     left_out = max(0, len(encoded) - room), max(0, len(translated) - room)
-    source_words = words.tokenized(tokenizer, source, source_ids[:-1], 0)
-    target_words = words.tokenized(tokenizer, target, target_ids[1:], 1)
+    source_words = words.tokenized(tokenizer, source.strip(), source_ids[:-1], 0)
+    target_words = words.tokenized(tokenizer, target.strip(), target_ids[1:], 1)
     fixed = [bool(config.fixed_attention.offsets) for config in (model.config, model.decoder_config)]
     return PairMaps(
         AttentionMaps(
