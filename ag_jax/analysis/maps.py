@@ -452,7 +452,7 @@ def viewer_view(
         target_QK, has_target_Q, mass_NH, chance_N = patterns_of_maps[pattern]
         view_targets[pattern] = Target(target_QK, has_target_Q, title(pattern), colour, mass_NH, chance_N)
     rows, row_words = maps.query_tokens, maps.query_words
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"texts": ("Source", "Translation")} if maps.kind == "cross" else {}
     if maps.words:
         fields["words"] = word_groups.groups(maps.tokens, maps.words)
         fields["row_words"] = None if rows is None else word_groups.groups(rows, row_words)
@@ -470,8 +470,7 @@ def viewer_view(
         is_causal=maps.kind == "decoder",
         windows=maps.windows,
         left_out=maps.left_out,
-        **fields,
-        **more,
+        **(fields | more),
     )
 
 

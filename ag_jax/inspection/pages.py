@@ -142,12 +142,10 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
 
 
 def _texts(seen: Seen, kind: maps.Kind) -> dict[str, Any]:
-    """Return the fields of a view that name its texts, of which a model that translates has two."""
-    if seen.target is None:
+    """Return the fields of a view that name its text and print the other text of a model that translates."""
+    if seen.target is None or kind == "cross":
         return {}
     source, target = (attention.text for attention, _ in seen.shown[:2])
-    if kind == "cross":
-        return {"texts": ("Source", "Translation")}
     if kind == "decoder":
         return {"texts": ("Translation",), "other_texts": (("Source", source),)}
     return {"texts": ("Source",), "other_texts": (("Translation", target),)}

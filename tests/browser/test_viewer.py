@@ -121,7 +121,7 @@ def test_the_other_scales(browser, plain, cells, path):
     browser.act(lambda: browser.press("3"))
     expected = weight_colours(np.sqrt(weights / plain.weights_NHQK[1, 1].max()))
     assert np.abs(np.array(browser.colours(cells)) - expected).max() <= 6
-    assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
+    assert "share of this map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
 
 
 @pytest.mark.parametrize("keys", ["2", "d", "sc"])
@@ -131,14 +131,14 @@ def test_words_have_the_colours_of_the_map(browser, path, keys):
     for key in keys:
         browser.act(lambda key=key: browser.press(key)) if key != "c" else browser.press(key)
     cells = [(q, 4) for q in range(ROWS)] if "c" in keys else [(3, k) for k in range(COLUMNS)]
-    words = browser.run(
-        """return [...document.querySelectorAll("#text span")].map((span) =>
-        getComputedStyle(span).backgroundColor.match(/[0-9]+/g).map(Number));"""
+    strips = browser.run(
+        """return [...document.querySelectorAll("#text p")].map((line) => [...line.querySelectorAll("span")].map((span) =>
+        getComputedStyle(span).backgroundColor.match(/[0-9]+/g).map(Number)));"""
     )
+    words, others = reversed(strips) if "c" in keys else strips
     assert words == browser.colours(cells) and len({*map(tuple, words)}) > 2
-    assert ("column 5 “column4”" if "c" in keys else "row 4 “row3”") in browser.text("text-legend")
-    legends = browser.run("return ['bar', 'text-bar'].map((id) => document.querySelector(`#${id} canvas`).ariaLabel)")
-    assert legends[0] == legends[1]
+    assert {*map(tuple, others)} == {(0, 0, 0, 0)}  # no colour
+    assert ("column 4 “column4”" if "c" in keys else "row 3 “row3”") in browser.text("text-legend")
 
 
 def test_without_special_tokens_rows_are_scaled(browser, plain, path):
@@ -147,7 +147,7 @@ def test_without_special_tokens_rows_are_scaled(browser, plain, path):
     row = plain.weights_NHQK[1, 1, 3].copy()
     row[[0, 8]] = 0
     row /= row.sum()
-    (said,) = re.findall(r"5 “column4” ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
+    (said,) = re.findall(r"“column4” \(4\): ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
     assert [float(one) for one in said] == [pytest.approx(row[4], abs=0.004), pytest.approx(7 * row[4], abs=0.08)]
     assert "without special tokens" in browser.text("maps")
     drawn = np.array(browser.colours([(3, k) for k in range(COLUMNS)]))
@@ -162,18 +162,19 @@ def test_even_attention_is_that_within_the_window_of_a_layer(browser, tmp_path):
     file = save(tmp_path / "m.html", [shown])
     for layer, said, bits in ((0, 1 / 9, np.log2(9)), (1, 1 / 4, np.log2([3, 4, 5, 5, 5, 5, 5, 4, 3]).mean())):
         browser.open(file, f"l={layer}&h=0&r=1&c=2")
-        (weight,) = re.findall(r"3 “t2” ([.0-9]+) \(1.0 × even\)", browser.text("line"))
+        (weight,) = re.findall(r"“t2” \(2\): ([.0-9]+) \(1.0 × even\)", browser.text("line"))
         assert float(weight) == pytest.approx(said, abs=0.004)
-        assert f"entropy {bits:.2f} bits of {bits:.2f}" in browser.text("facts")
+        count = f"{2**bits:.0f}" if bits >= 3 else f"{2**bits:.1f}"
+        assert f"about {count} of {count} tokens (entropy {bits:.2f} bits)" in browser.text("facts")
 
 
 def test_small_weights_of_a_picture_have_the_mass_of_their_row(browser, tmp_path):
     """Weights of .01 are stored as .0094; the row then sums to .94 before its weights are scaled."""
     even = views.view(tokens=[f"t{at}" for at in range(100)], weights_NHQK=np.full((1, 1, 100, 100), 0.01, np.float32))
     browser.open(save(tmp_path / "m.html", [even], detail="picture"), "l=0&h=0&r=7&c=50")
-    assert "→ 51 “t50” below .02 (1.0 × even)" in browser.text("line")
+    assert "“t50” (50): below .02 (1.0 × even)" in browser.text("line")
     browser.act(lambda: browser.press("d"))
-    assert "→ 51 “t50” about .01" in browser.text("line")  # no target in this column
+    assert "“t50” (50): about .01" in browser.text("line")  # no target in this column
 
 
 def test_the_map_minus_the_target(browser, plain, cells, path):
@@ -184,7 +185,7 @@ def test_the_map_minus_the_target(browser, plain, cells, path):
         plain.weights_NHQK[1, 0, q, k] - target.matrix_QK[q, k] if target.has_target_Q[q] else 0.0 for q, k in cells
     ]
     assert np.abs(np.array(browser.colours(cells)) - signed_colours(np.array(differences))).max() <= 8
-    assert "minus the target of [Next]" in browser.text("maps")
+    assert "minus the pattern [Next]" in browser.text("maps")
 
 
 def test_the_outline_of_the_target(browser, plain, path):
@@ -211,7 +212,7 @@ def test_the_pattern_of_a_free_head(browser, plain, tmp_path):
     view = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets=targets)
     browser.open(save(tmp_path / "m.html", [view]), "l=1&h=2")
     browser.act(lambda: browser.press("d"))
-    assert "minus the target of [First]" in browser.text("maps")
+    assert "minus the pattern [First]" in browser.text("maps")
 
 
 def test_two_views_side_by_side(browser, plain, other, cells, path):
@@ -223,7 +224,7 @@ def test_two_views_side_by_side(browser, plain, other, cells, path):
     for _ in range(2):
         assert np.abs(np.array(browser.colours(cells, 2)) - signed_colours(differences)).max() <= 40
         browser.act(lambda: browser.press("d"))  # the difference of the maps, not of the maps minus targets
-    said = re.findall(r"; (\w+): token 3 “row2” → 6 “column5” ([.0-9]+)", browser.text("line"))
+    said = re.findall(r"(\w+): ([.0-9]+) \(", browser.text("line").removeprefix("“row2” (2) looks at “column5” (5): "))
     assert dict(said).keys() == {"plain", "other"}
     for view in (plain, other):
         assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.004)
@@ -251,7 +252,7 @@ def test_the_keys(browser, path):
     browser.act(lambda: browser.press("1"))
     assert "s" not in browser.state()
     browser.press("c")
-    assert browser.state()["b"] == "1" and "2 “column1”" in browser.text("largest")
+    assert browser.state()["b"] == "1" and "“column1” (1)" in browser.text("largest")
     browser.press("p")
     assert browser.run("return document.getElementById('pin').ariaPressed") == "true"
     browser.press("?")
@@ -277,12 +278,15 @@ def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
 
     to(2, 7).perform()
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "7")
-    top = browser.run("return [...document.querySelectorAll('#largest tr')].map((row) => row.cells[1].textContent)")
-    listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token in top]
-    assert sorted(top) == sorted(plain.columns) and np.diff(listed).max() < 0.004
+    rows = "[...document.querySelectorAll('#largest tr')].map((row) => [row.cells[1].textContent, row.cells[2].textContent])"
+    *top, (rest, less) = browser.run(f"return {rows}")
+    listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token, _ in top]
+    np.testing.assert_allclose([float(number) for _, number in top], listed, atol=0.004)
+    assert np.diff(listed).max() < 0.004 and min(float(number) for _, number in top) > 0
+    assert (rest, less) == (f"{COLUMNS - len(top)} others", "below .001")
     to(4, 1).click().perform()
     to(0, 0).perform()
-    assert browser.state()["r"] == "4" and "token 1 “row0” → 1 “column0”" in browser.text("line")
+    assert browser.state()["r"] == "4" and "“row0” (0) looks at “column0” (0)" in browser.text("line")
 
 
 def test_hostile_tokens_are_text(browser, tmp_path):
@@ -329,7 +333,7 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
     assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
     browser.open(path, "l=0&h=0")
     browser.act(lambda: choose(browser, "other", "2"))
-    assert "position 1" in browser.text("note") and "o" not in browser.state()
+    assert "position 0" in browser.text("note") and "o" not in browser.state()
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
 
 
@@ -353,7 +357,7 @@ def test_what_an_attack_masked(browser, tmp_path):
     browser.act(lambda: browser.press("m"))
     after = browser.colours(pairs)
     assert [one != two for one, two in zip(before, after, strict=True)] == [True, False, False]
-    assert "the attack masked 1.2 % of the cells, which hold" in browser.text("facts")
+    assert "the attack hid 1.2 % of the pairs, which hold" in browser.text("facts")
 
 
 def test_files_that_are_saved(browser, plain, path):
