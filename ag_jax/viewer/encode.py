@@ -103,9 +103,9 @@ def coarse(weights_NHQK: np.ndarray) -> np.ndarray:
     return largest(weights_NHQK, size, size)
 
 
-def overview(weights_NHQK: np.ndarray) -> bytes:
-    """Return the bytes of the overview of all heads: reduced maps as levels, head by head, column by column."""
-    return levels(np.swapaxes(coarse(weights_NHQK), -1, -2), COARSE).tobytes()
+def overview(tiles_NHQK: np.ndarray) -> bytes:
+    """Return the bytes of the overview of reduced maps (`coarse`): levels, head by head, column by column."""
+    return levels(np.swapaxes(tiles_NHQK, -1, -2), COARSE).tobytes()
 
 
 def between_words(weights_QK: np.ndarray, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:

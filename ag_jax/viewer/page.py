@@ -7,7 +7,9 @@ The file holds a script `viewer.js` and these elements, which the script reads:
 
 * `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_describe`);
 * `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
-* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`);
+* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`). Behind the last head of a layer
+  is the mean of its heads, here, in the overview, and in lists of `meta` with a value for each head. Large pages,
+  and views that store the maps of some heads only, have no map of it (`_has_means`);
 * `words-V-N-H`: its attention between words instead of tokens (`encode.between_words`), in the same form. A page that
   would be larger than `LARGEST_FULL` with these has none, and the script sums the weights of `map-V-N-H`;
 * `hidden-V-N-H`: which cells an attack masked (`encode.bits`).
@@ -22,15 +24,15 @@ import html
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.viewer import colours, encode
-from ag_jax.viewer.encode import FULL, PICTURE, Precision
+from ag_jax.viewer.encode import FULL, PICTURE
 
-FORMAT = 1
+FORMAT = 2
 GENERATOR = '<meta name="generator" content="ag_jax">'  # in every page
 PRECISIONS = {"full": FULL, "picture": PICTURE}
 # Of 144 heads of a published BERT at 512 tokens; forecasts for others.
@@ -152,11 +154,12 @@ def expected_bytes(views: Iterable[View], detail: str, words: bool = False) -> f
     size = 0.0
     for view in views:
         layers, heads, *lengths = view.weights_NHQK.shape
-        if words and view.has_words:
-            size += BYTES_OF_A_WEIGHT[detail] * len(view.stored) * math.prod(map(len, view.starts))
         coarse = [math.ceil(length / encode.block(*lengths)) for length in lengths]
-        size += BYTES_OF_A_WEIGHT[detail] * len(view.stored) * math.prod(lengths)
-        size += BYTES_OF_A_COARSE_CELL * layers * heads * math.prod(coarse)
+        stored = len(view.stored) + layers * _has_means(view, detail)
+        if words and view.has_words:
+            size += BYTES_OF_A_WEIGHT[detail] * stored * math.prod(map(len, view.starts))
+        size += BYTES_OF_A_WEIGHT[detail] * stored * math.prod(lengths)
+        size += BYTES_OF_A_COARSE_CELL * layers * (heads + 1) * math.prod(coarse)
     return size
 
 
@@ -214,7 +217,7 @@ def page(
     }
     names, pieces = ["meta"], []
     for number, view in enumerate(views):
-        for name, data in _maps(view, precision, words):
+        for name, data in _maps(view, detail, words):
             names.append(name.format(number))
             pieces.append(data)
     # A "<" in text could end the element that holds it.
@@ -240,18 +243,30 @@ def page(
     )
 
 
-def _maps(view: View, precision: Precision, words: bool) -> Iterable[tuple[str, bytes]]:
+def _has_means(view: View, detail: str) -> bool:
+    """Return whether the page stores the mean map of each layer, besides its overview."""
+    return detail == "full" and view.whole is None
+
+
+def _with_mean(measure: Callable[[np.ndarray], np.ndarray], values_NH: np.ndarray) -> np.ndarray:
+    """Return what `measure` returns of all heads' values `NH...`, and behind each layer's heads that of their mean."""
+    return np.concatenate([measure(values_NH), measure(values_NH.mean(1, keepdims=True))], axis=1)
+
+
+def _maps(view: View, detail: str, words: bool) -> Iterable[tuple[str, bytes]]:
     """Yield (element name with {} for the view's number, bytes) of a view's overview, maps and masked pairs.
 
     words: whether to yield the maps between words.
     """
-    yield "overview-{}", encode.overview(view.weights_NHQK)
-    for layer, head in view.stored:
-        weights_QK = view.weights_NHQK[layer, head]
-        yield f"map-{{}}-{layer}-{head}", encode.encode_map(weights_QK, precision)
+    layers, heads = view.weights_NHQK.shape[:2]
+    yield "overview-{}", encode.overview(_with_mean(encode.coarse, view.weights_NHQK))
+    means = [(layer, heads) for layer in range(layers)] if _has_means(view, detail) else []
+    for layer, head in [*view.stored, *means]:
+        weights_QK = view.weights_NHQK[layer, head] if head < heads else view.weights_NHQK[layer].mean(0)
+        yield f"map-{{}}-{layer}-{head}", encode.encode_map(weights_QK, PRECISIONS[detail])
         if words and view.has_words:
             of_words = encode.between_words(weights_QK, *view.starts)
-            yield f"words-{{}}-{layer}-{head}", encode.encode_map(of_words, precision)
+            yield f"words-{{}}-{layer}-{head}", encode.encode_map(of_words, PRECISIONS[detail])
     if view.hidden_NHQK is not None:
         for layer, head in np.ndindex(view.hidden_NHQK.shape[:2]):
             yield f"hidden-{{}}-{layer}-{head}", encode.bits(view.hidden_NHQK[layer, head])
@@ -279,17 +294,18 @@ def _describe(view: View) -> dict[str, Any]:
         "windows": list(view.windows),
         "special": list(view.special),
         "sums": bool(np.allclose(view.weights_NHQK.sum(-1), 1, atol=1e-3)),
-        "guided": [list(of_layer) for of_layer in view.guided] or [[None] * heads] * layers,
-        "stored": None if view.whole is None else [list(pair) for pair in view.whole],
-        "entropy": _rounded(_entropy(view.weights_NHQK)),
+        "guided": [[*of_layer, None] for of_layer in view.guided] or [[None] * (heads + 1)] * layers,
+        "entropy": _rounded(_with_mean(_entropy, view.weights_NHQK)),
         "targets": {name: _target(target) for name, target in view.targets.items()},
     }
     if view.hidden_NHQK is not None:
         hidden = np.broadcast_to(view.hidden_NHQK, view.weights_NHQK.shape)
         described["hiddenHeads"] = view.hidden_NHQK.shape[1]
         before = view.weights_NHQK if view.before_NHQK is None else view.before_NHQK
-        described["hiddenMass"] = _rounded((before * hidden).sum(-1).mean(-1))
-        described["hiddenShare"] = _rounded(hidden.sum((-1, -2)) / _visible_cells(view)[:, None])
+        described["hiddenMass"] = _rounded(_with_mean(np.asarray, (before * hidden).sum(-1).mean(-1)))
+        described["hiddenShare"] = _rounded(
+            _with_mean(np.asarray, hidden.sum((-1, -2)) / _visible_cells(view)[:, None])
+        )
     return described
 
 
@@ -333,7 +349,7 @@ def _target(target: Target) -> dict[str, Any]:
     return {
         "title": target.title,
         "colour": target.colour,
-        "mass": _rounded(target.mass_NH),
+        "mass": _rounded(_with_mean(np.asarray, target.mass_NH)),  # the mass of a mean is the mean of masses
         "chance": _rounded(np.asarray(target.chance_N)),
         "distinct": [list(map(list, row)) for row in distinct],
         "numbers": numbers,

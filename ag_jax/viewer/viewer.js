@@ -1,5 +1,6 @@
 // Shows the attention maps of this page. It loads nothing: all data are in elements of the page (see page.py).
 // Views, layers, heads, rows and columns count from 0, also in what a reader sees.
+// Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
 (() => {
   /**
@@ -8,7 +9,7 @@
    *   columns: string[], rows: string[]|null, texts: string[], otherTexts: [string, string][], leftOut: number,
    *   words: {columns: string[], rows: string[]|null, columnStarts: number[], rowStarts: number[]}|null, block: number, causal: boolean, windows: (number|null)[],
    *   special: number[], sums: boolean,
-   *   guided: (string|null)[][], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
+   *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
    *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][], tokens?: View}} View
    *   tokens: of a view of words (`wordView`), the view of their tokens
    * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean, digits?: number}} Drawn
@@ -90,14 +91,13 @@
   const masks = new Map();
 
   const rowsOf = (view) => view.rows ?? view.columns;
-  const isStored = (view, layer, head) => !view.stored || view.stored.some(([n, h]) => n === layer && h === head);
 
   /** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
   function mapOf(number, layer, head) {
     const key = `${number}-${layer}-${head}`, view = views[number];
     const cached = cache.get(key);
     if (cached) return cached;
-    const promise = isStored(view, layer, head)
+    const promise = $(`map-${key}`)
       ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
       : Promise.resolve(tileOf(number, layer, head));
     return keep(key, promise);
@@ -114,7 +114,7 @@
   function tileOf(number, layer, head) {
     const view = views[number];
     const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
-    const weights = new Float32Array(queries * keys), start = (layer * view.heads + head) * queries * keys;
+    const weights = new Float32Array(queries * keys), start = (layer * (view.heads + 1) + head) * queries * keys;
     for (let k = 0, from = start; k < keys; k++) {
       for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
     }
@@ -189,6 +189,7 @@
 
   async function maskOf(number, layer, head) {
     const view = views[number];
+    if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
     const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
     if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
     const bytes = masks.get(key), queries = rowsOf(view).length;
@@ -254,11 +255,11 @@
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   }
 
-  /** Returns the colour and the letter of a pattern. */
+  /** Returns the title, the colour and the letter of a pattern. */
   function patternLook(name) {
     const target = views.find((view) => name in view.targets)?.targets[name];
-    const first = (target?.title ?? name).replace(/^\[/, "")[0] ?? "?";
-    return { colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? first.toUpperCase() };
+    const title = target?.title ?? name;
+    return { title, colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? (title.replace(/^\[/, "")[0] ?? "?").toUpperCase() };
   }
 
   /** Returns the colour (0 to 255 of a table) of each cell of a map of a layer. */
@@ -360,7 +361,7 @@
   function fit() {
     state.words &&= Boolean(views[state.view].words);
     const view = shownView(state.view);
-    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head < view.heads;
+    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
     if (!has) state.layer = state.head = -1;
     if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
     if (state.row < 0) state.pinned = false;
@@ -387,12 +388,18 @@
 
   const nameOf = (view, layer, head) => {
     const guided = view.guided[layer][head];
-    return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
+    return `layer ${layer}, ${head === view.heads ? "mean of heads" : `head ${head}`}${guided ? `, guided towards ${patternLook(guided).title}` : ""}`;
   };
+
+  /** Returns the number that a head of the first view has in another view, -1 if that has no such head. */
+  const headIn = (view, head = state.head) => (head === views[state.view].heads ? view.heads : head < view.heads ? head : -1);
+
+  /** Returns how many heads are in a line of the grid: by layer and head, their mean follows. */
+  const across = (view) => view.heads + Number(state.order === "position");
 
   function ordered(view) {
     const every = [];
-    for (let n = 0; n < view.layers; n++) for (let h = 0; h < view.heads; h++) every.push([n, h]);
+    for (let n = 0; n < view.layers; n++) for (let h = 0; h < across(view); h++) every.push([n, h]);
     if (state.order === "position") return every;
     const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
     return every.sort((one, two) => value(two) - value(one));
@@ -405,70 +412,93 @@
    * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
   function fitTiles() {
     const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
-    const pixelsWide = cells[0].clientWidth * scaleOf();
+    const [one, two] = cells[0].children, isBeside = one.offsetTop === two?.offsetTop;
+    if (two) $("pair").textContent = `${isBeside ? "Left" : "Above"}: ${view.name}. ${isBeside ? "Right" : "Below"}: ${views[state.other].name}.`;
+    const pixelsWide = one.clientWidth * scaleOf();
     const reduce = pixelsWide ? Math.max(1, Math.ceil(Math.ceil(view.columns.length / view.block) / pixelsWide)) : 1;
     if (reduce === tileReduce) return;
     tileReduce = reduce;
-    ordered(view).forEach(([layer, head], at) => cells[at].querySelector("canvas").replaceWith(tile(layer, head)));
+    ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
   }
 
-  function tile(layer, head) {
-    const view = views[state.view];
-    const map = withoutSpecial(view, tileOf(state.view, layer, head));
-    const canvas = pixels({ map, shade: shades(view, layer, map, false), signed: false }, tileReduce);
-    canvas.setAttribute("aria-hidden", "true");
-    return canvas;
+  /** Returns the numbers of the views that are shown. */
+  const compared = () => [state.view, state.other].filter((at) => at >= 0);
+
+  /** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
+  const paired = (head) => compared().map((at) => [at, views[at], headIn(views[at], head)]);
+
+  /** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
+  function tilePixels(number, layer, head, reduce) {
+    const map = withoutSpecial(views[number], tileOf(number, layer, head));
+    return pixels({ map, shade: shades(views[number], layer, map, false), signed: false }, reduce);
+  }
+
+  /** Returns what a cell of the grid shows: a head of each view, with the colour and the letter of the pattern that guides it. */
+  function tiles(layer, head) {
+    return paired(head).map(([number, view, own]) => {
+      const box = make("div", { className: "tile", "aria-hidden": "true" });
+      if (own < 0 || layer >= view.layers) return box;
+      const canvas = tilePixels(number, layer, own, tileReduce), { colour, letter } = tileLook(view, layer, own);
+      canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+      box.append(canvas);
+      box.style.borderColor = colour;
+      if (letter) box.append(make("span", { className: "letter", textContent: letter }));
+      return box;
+    });
+  }
+
+  /** Returns the colour of a tile's frame, and what is written on it. */
+  function tileLook(view, layer, head) {
+    const guided = view.guided[layer][head];
+    return guided ? patternLook(guided) : { colour: "#999", letter: state.order === "position" ? "" : `${layer}.${head}` };
   }
 
   function drawGrid() {
     const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
     const hadFocus = grid.contains(document.activeElement);
     cursor = Math.min(cursor, list.length - 1);
-    grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
+    grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, 11rem))`;
+    grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
     const cells = list.map(([layer, head], at) => {
-      const guided = view.guided[layer][head];
-      const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
+      const names = paired(head).map(([, one, own]) => {
+        if (own < 0 || layer >= one.layers) return `${one.name} has no such head`;
+        const mass = one.targets[one.guided[layer][own]]?.mass[layer][own];
+        return (state.other < 0 ? "" : `${one.name}: `) + nameOf(one, layer, own) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`);
+      });
       const cell = make("div", {
-        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
-        "aria-label": nameOf(view, layer, head) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`),
+        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),
         "aria-selected": String(layer === state.layer && head === state.head),
-      }, tile(layer, head));
-      cell.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
-      if (guided) {
-        cell.style.borderColor = patternLook(guided).colour;
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: patternLook(guided).letter }));
-      } else if (!byPosition) {
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: `${layer + 1}.${head + 1}` }));
-      }
+      }, ...tiles(layer, head));
       cell.addEventListener("click", () => { cursor = at; open(layer, head); });
       cell.addEventListener("focus", () => { cursor = at; });
       return cell;
     });
-    const lines = [];
+    const lines = [], wide = across(view);
     if (byPosition) {
-      const across = Array.from({ length: view.heads }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head + 1 }));
-      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "layer, head" }), ...across));
+      const top = Array.from({ length: wide }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head === view.heads ? "mean" : head }));
+      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "head →\nlayer ↓" }), ...top));
     }
-    for (let at = 0; at < cells.length; at += view.heads) {
-      const label = byPosition ? at / view.heads + 1 : `${at + 1}–${at + view.heads}`;
-      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + view.heads)));
+    for (let at = 0; at < cells.length; at += wide) {
+      const label = byPosition ? at / wide : `${at + 1}–${at + wide}`;
+      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + wide)));
     }
     grid.replaceChildren(...lines);
     if (hadFocus) cells[cursor]?.focus();
-    const used = [...new Set(view.guided.flat().filter(Boolean))];
+    const used = [...new Set(paired(0).flatMap(([, one]) => one.guided.flat()).filter(Boolean))];
     const items = used.map((name) => {
-      const { colour, letter } = patternLook(name), sign = make("i");
+      const { title, colour, letter } = patternLook(name), sign = make("i");
       sign.style.borderColor = colour;
-      return make("span", {}, sign, `${letter}: guided towards ${view.targets[name]?.title ?? name}`);
+      return make("span", {}, sign, `${letter}: guided towards ${title}`);
     });
+    if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
     const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
     $("legend").replaceChildren(...items, ...block);
   }
 
-  function moveInGrid(across, down) {
+  function moveInGrid(right, down) {
     const view = views[state.view], cells = $("grid").querySelectorAll(".head");
-    const row = Math.floor(cursor / view.heads), column = cursor % view.heads;
-    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * view.heads + Math.min(view.heads - 1, Math.max(0, column + across));
+    const wide = across(view), row = Math.floor(cursor / wide), column = cursor % wide;
+    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * wide + Math.min(wide - 1, Math.max(0, column + right));
     cells[cursor].tabIndex = -1;
     cells[next].tabIndex = 0;
     cells[next].focus();
@@ -541,12 +571,13 @@
     const shown = [];
     for (const number of [state.view, state.other]) {
       if (number < 0) continue;
-      if (layer >= views[number].layers || head >= views[number].heads) {
-        shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no layer ${layer} with a head ${head}` });
+      const own = headIn(views[number]);
+      if (layer >= views[number].layers || own < 0) {
+        shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no ${layer < views[number].layers ? `head ${head} in ` : ""}layer ${layer}` });
         continue;
       }
-      const { view: one, map: stored } = await shownMap(number, layer, head);
-      const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, head) : null;
+      const { view: one, map: stored } = await shownMap(number, layer, own);
+      const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
       if (mine !== drawing) return;
       const whole = withoutSpecial(one, stored);
       const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
@@ -557,7 +588,7 @@
       const [one, two] = shown;
       if (one.whole.blocks === two.whole.blocks) {
         const map = minus(one.whole, two.whole.weights, two.whole);
-        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `${views[state.view].name} minus ${views[state.other].name}` });
+        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${views[state.view].name} minus ${views[state.other].name}` });
       }
     }
     if (mine !== drawing) return;
@@ -595,7 +626,7 @@
       const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
       if (panel.svg) figure.append(panel.svg);
       else if (panel.map) {
-        figure.append(make("p", { className: "axes", textContent: axisNames(panel.view).join("\u2003") }), panel.canvas);
+        figure.append(make("p", { className: "axes", textContent: axesOf(panel.view).map((axis, at) => `${["↓ row", "→ column"][at]}: ${axis}`).join("\u2003") }), panel.canvas);
         listen(panel);
       }
       return figure;
@@ -603,22 +634,18 @@
     repaint();
   }
 
-  /** Returns what the rows and the columns of a map are. */
-  function axisNames(view) {
-    const [columns, rows] = [0, 1].map((axis) => (view.texts.length > 1 ? `, ${view.texts[axis]}` : ""));
-    return [`↓ row: looks${rows}`, `→ column: is looked at${columns}`];
-  }
+  const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
 
-  function caption(panel) {
-    const parts = [panels.length > 1 || panel.signed || state.lines ? panel.name : ""];
-    if (!panel.map) return panel.name + ".";
-    if (panel.map.blocks > 1) parts.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
-    else if (panel.map.coarse) parts.push("only a coarse overview of this head is in this page");
-    else if (state.special && panel.view.special.length) parts.push("without special tokens, rows scaled to what they summed to");
-    if (panel.map.digits) parts.push("summed from rounded weights");
-    if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) parts.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
-    if (panel.mask) parts.push("hatched: hidden by the attack");
-    return parts.filter(Boolean).join("; ");
+  /** Returns what is special about the map of a panel. */
+  function notesOf(panel) {
+    const notes = [];
+    if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
+    else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
+    else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
+    if (panel.map.digits) notes.push("summed from rounded weights");
+    if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+    if (panel.mask) notes.push("hatched: hidden by the attack");
+    return notes;
   }
 
   /** Shortens a token for a label. */
@@ -632,7 +659,8 @@
     const ratio = scaleOf(), key = [state.zoom, state.left, state.top, ratio].join();
     if (panel.key !== key) {
       const edge = edgesOf(panel);
-      Object.assign(panel, edge, { key, still: picture(panel, edge, ratio) });
+      const still = painted(edge.x + edge.width + 2, edge.y + edge.height + 2, ratio, (context) => drawMap(context, panel, edge, ratio, pageInk()));
+      Object.assign(panel, edge, { key, still });
       Object.assign(panel.canvas.dataset, { x: edge.x, y: edge.y, cell: edge.cell, ratio });
     }
     const { canvas, still } = panel;
@@ -646,28 +674,55 @@
     outline(panel, context);
   }
 
-  const FONT = "11px system-ui, sans-serif";
+  const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT}`;
+  const pageInk = () => getComputedStyle(document.body).color;
   const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+  /** Returns what the rows and the columns of a map are. */
+  const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
+
+  const ruler = make("canvas").getContext("2d");
+  /** Returns how wide a text is. */
+  function widthOf(text, font = FONT) {
+    ruler.font = font;
+    return ruler.measureText(text).width;
+  }
+
+  /** Returns a canvas of `wide` x `high` units, of `ratio` pixels each, on which `draw` has drawn. */
+  function painted(wide, high, ratio, draw) {
+    const canvas = make("canvas", { width: wide * ratio, height: high * ratio }), context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    draw(context);
+    return canvas;
+  }
 
   /** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
   function edgesOf({ map, view, wide, high }) {
-    const context = make("canvas").getContext("2d");
-    context.font = FONT;
-    const [rows, columns] = labelsOf(view);
-    const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
-    const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
-    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+    const [rows, columns] = labelsOf(view).map((names) => Math.ceil(Math.max(...names.map((name) => widthOf(name)))));
+    let x, y, cell;
+    for (const room of [8, 30]) { // for the positions of tokens, if not all of them have room
+      if (room > 8 && cell / map.blocks >= 12) break;
+      x = Math.min(130, rows) + room;
+      y = Math.min(120, columns) + room;
+      cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+    }
     state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
     state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
     return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
   }
 
-  /** Returns a canvas with a panel's map, its mask, its target and its labels, `ratio` pixels for each of the page. */
-  function picture(panel, { x, y, cell, width, height }, ratio) {
+  /** Writes a text upwards, from a place or around it. */
+  function fillUpwards(context, text, x, y, ...most) {
+    context.save();
+    context.translate(x, y);
+    context.rotate(-Math.PI / 2);
+    context.fillText(text, 0, 0, ...most);
+    context.restore();
+  }
+
+  /** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
+  function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
     const { map, view } = panel, blocks = map.blocks;
-    const canvas = make("canvas", { width: (x + width + 2) * ratio, height: (y + height + 2) * ratio });
-    const context = canvas.getContext("2d"), at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
-    context.scale(ratio, ratio);
+    const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
     context.save();
     context.beginPath();
     context.rect(x, y, width, height);
@@ -679,10 +734,10 @@
     if (panel.mask && blocks === 1) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
       for (let q = 0; q < map.queries; q++) {
-        for (let k = 0; k < map.keys; k++) {
-          if (!panel.mask(q, k)) continue;
-          const [left, top] = at(q, k);
-          context.fillRect(left, top + cell * 0.4, Math.max(1, cell), Math.max(0.5, cell * 0.2));
+        for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
+          while (k < map.keys && panel.mask(q, k)) k++;
+          const [left, top] = at(q, first);
+          if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
         }
       }
     }
@@ -701,9 +756,10 @@
     context.restore();
 
     context.strokeStyle = "#777";
+    context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
     context.font = FONT;
-    context.fillStyle = getComputedStyle(document.body).color;
+    context.fillStyle = ink;
     context.textBaseline = "middle";
     const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
     const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one}` : names[one]);
@@ -715,14 +771,8 @@
     context.textAlign = "left";
     for (let k = 0; k < columns.length; k += step) {
       const middle = at(0, (k + 0.5) / blocks)[0];
-      if (middle <= x || middle >= x + width) continue;
-      context.save();
-      context.translate(middle, y - 4);
-      context.rotate(-Math.PI / 2);
-      context.fillText(named(columns, k), 0, 0, y - 6);
-      context.restore();
+      if (middle > x && middle < x + width) fillUpwards(context, named(columns, k), middle, y - 4, y - 6);
     }
-    return canvas;
   }
 
   /** Draws the outlines of the chosen row and column. */
@@ -974,7 +1024,7 @@
     const strokes = links.map(([q, k]) => svg("line", {
       x1: edge, y1: place(queries, q), x2: wide - edge, y2: place(keys, k), "data-q": q, "data-k": k,
       "stroke-opacity": (shade[q * map.keys + k] / 255).toFixed(3) }));
-    const [looks, looked] = ["looks", "is looked at"].map((text, at) => text + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
+    const [looks, looked] = axesOf(view);
     const drawn = svg("svg", {
       viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, role: "img", class: "lines",
       "aria-label": "Lines from each token to those at which it looks most" },
@@ -1039,7 +1089,7 @@
       make("th", { scope: "col", className: "number", textContent: "even", title: "the share if every row looked equally at all that it sees" }));
     const rows = Object.entries(view.targets).map(([name, target]) => {
       const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
-      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[head] ?? null);
+      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
       const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
       return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown && (state.target || state.difference) ? " (shown)" : "")), ...cells);
     });
@@ -1068,25 +1118,30 @@
     $("bar").replaceChildren(...kinds.map(bar));
   }
 
+  const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
+  const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
+
   /** Returns a picture of the colours of weights, or of differences. */
   function bar(signed) {
-    const { name, ticks, place } = signed ? DIFFERENCE : SCALES[state.scale], colours = tableOf(signed);
-    const wide = 320, ratio = scaleOf(), canvas = make("canvas", { width: (wide + 24) * ratio, height: 42 * ratio });
-    canvas.style.width = `${wide + 24}px`;
+    const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
+    canvas.style.width = `${BAR[0]}px`;
     canvas.role = "img";
-    canvas.ariaLabel = `colours: ${name}, on a scale that is not linear`;
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    for (let at = 0; at < wide; at++) {
-      context.fillStyle = css(colours[Math.round((255 * at) / (wide - 1))]);
-      context.fillRect(12 + at, 14, 1.5, 12);
-    }
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(`${name} (not linear)`, 12, 10);
-    context.textAlign = "center";
-    for (const tick of ticks) context.fillText(String(tick), 12 + place(tick) * wide, 38);
+    canvas.ariaLabel = `colours: ${scaleFor(signed).name}, on a scale that is not linear`;
     return canvas;
+  }
+
+  function drawBar(context, x, y, signed, ink) {
+    const { name, ticks, place } = scaleFor(signed), left = x + 12, wide = BAR[0] - 24;
+    const image = pixels({ map: { keys: 256, queries: 1 }, shade: Uint8Array.from({ length: 256 }, (_, at) => at), signed });
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, left, y + 14, wide, 12);
+    Object.assign(context, { fillStyle: ink, font: FONT, textBaseline: "alphabetic", textAlign: "left" });
+    context.fillText(`${name} (not linear)`, left, y + 10);
+    context.textAlign = "center";
+    for (const tick of ticks) {
+      context.fillRect(left + place(tick) * wide - 0.5, y + 26, 1, 3);
+      context.fillText(String(tick), left + place(tick) * wide, y + 39);
+    }
   }
 
   // ---------------------------------------------------------------- steps of a run
@@ -1095,8 +1150,9 @@
     .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
     .sort((a, b) => a.one.step - b.one.step);
 
+  const SVG = "http://www.w3.org/2000/svg";
   const svg = (tag, attributes, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    const element = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
     element.append(...children);
     return element;
@@ -1114,23 +1170,36 @@
     $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
     const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
     if (!name) return;
-    const wide = 640, high = 150, left = 34, bottom = 22;
-    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
-    const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     const isGuided = view.guided.flat().includes(name);
     const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
-      const members = [...patterns.keys()].filter((head) => !isGuided || patterns[head] === name);
+      const members = [...patterns.keys()].filter((head) => head < view.heads && (!isGuided || patterns[head] === name));
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
-      const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
-      const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
-      return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
-    });
+      return { layer, masses };
+    }).filter(({ masses }) => masses.some((mass) => !Number.isNaN(mass)));
+    const left = 34, right = 560, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
+    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
+    const x = (at) => left + ((right - left) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
+    for (const line of lines) {
+      line.points = line.masses.map((mass, at) => [x(at), y(mass)]).filter(([, place]) => !Number.isNaN(place));
+      line.end = line.points.at(-1)[1];
+    }
+    lines.sort((one, two) => one.end - two.end); // names of lines that end close together are moved apart
+    lines.reduce((least, line) => { line.end = Math.max(line.end, least); return line.end + apart; }, 0);
+    lines.reduceRight((most, line) => { line.end = Math.min(line.end, most); return line.end - apart; }, high - bottom);
     const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
-    const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
-    const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
-    const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
-    const title = `mass on ${view.targets[name].title} by step, ${isGuided ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
-    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...lines, mark, ...ticks, ...scale),
+    const line = (x1, x2, y1, y2, dashes = "") => svg("line", { x1, x2, y1, y2, stroke: "currentColor", "stroke-width": 0.75, "stroke-dasharray": dashes });
+    const drawn = lines.flatMap(({ layer, points, end }) => {
+      const share = (layer + 1) / view.layers, shade = (place) => css(TABLES.BuPu[Math.round(place)]), isChosen = layer === state.layer;
+      const style = `fill: none; stroke: light-dark(${shade(100 + 155 * share)}, ${shade(170 * (1 - share))}); stroke-width: ${isChosen ? 3.5 : 1.75}`;
+      return [svg("polyline", { points: points.map((point) => point.map((one) => one.toFixed(1)).join()).join(" "), style }),
+        line(points.at(-1)[0], right + 16, points.at(-1)[1], end),
+        text(`layer ${layer}`, { x: right + 20, y: end + 4, "font-weight": isChosen ? "bold" : "normal" })];
+    });
+    const frame = [line(x(current), x(current), 4, high - bottom, "3 3"), ...[0, 0.5, 1].flatMap((mass) => [line(left, right, y(mass), y(mass), "1 5"),
+      text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
+    const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
+    const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
+    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 640 ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
       make("p", { className: "hint", textContent: title }));
   }
 
@@ -1143,67 +1212,162 @@
 
   // ---------------------------------------------------------------- export
 
-  function fileName(suffix) {
-    const view = views[state.view];
-    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer + 1}`, `head${state.head + 1}`];
-    return `${parts.filter(Boolean).join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
+  const headName = () => `layer${state.layer}_${state.head === views[state.view].heads ? "mean" : `head${state.head}`}`;
+
+  /** Returns the name of a file: the models of views, their steps, and what the file shows. */
+  function fileName(suffix, shown = headName(), numbers = compared()) {
+    const parts = numbers.map((at) => {
+      const { model, kind, step } = views[at];
+      return [model.split(/[/\\]/).at(-1), kind, step === null ? "" : `step${step}`].filter(Boolean).join("_");
+    });
+    return `${[parts.join("_and_"), shown].join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
   }
 
-  function save(name, address) {
-    const link = make("a", { download: name, href: address });
+  function save(name, blob) {
+    const link = make("a", { download: name, href: URL.createObjectURL(blob) });
     document.body.append(link);
     link.click();
     link.remove();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  const dataOf = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
+  const SAVED_RATIO = 2; // pixels of a saved picture for each unit
+  const SAVED_SIDE = 560; // units of the larger side of a panel, with its labels
+  const LINE = 15, GAP = 24; // height of a line of text, and space between panels
 
-  const SAVED_RATIO = 2; // pixels of a saved picture for each pixel of the page
-
-  function savePng() {
-    const drawn = panels.filter((panel) => panel.map).map((panel) => {
-      const canvas = picture(panel, panel, SAVED_RATIO); // not that of the page, which may have fewer pixels
-      outline(panel, canvas.getContext("2d"));
-      return canvas;
-    });
-    const gap = 20, title = 40;
-    const wide = drawn.reduce((sum, canvas) => sum + canvas.width + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height)) + title + gap;
-    const sheet = make("canvas", { width: wide, height: high }), context = sheet.getContext("2d");
-    context.fillStyle = getComputedStyle(document.body).backgroundColor;
-    context.fillRect(0, 0, wide, high);
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "24px system-ui, sans-serif";
-    context.fillText(`${views[state.view].name}: ${nameOf(views[state.view], state.layer, state.head)}`, gap, 28);
-    let left = gap;
-    for (const canvas of drawn) {
-      context.drawImage(canvas, left, title);
-      left += canvas.width + gap;
+  /** Draws an SVG by the methods of a canvas' context that this script uses. */
+  class SvgContext {
+    constructor(wide, high) {
+      this.place = svg("svg", { xmlns: SVG, width: wide, height: high, viewBox: `0 0 ${wide} ${high}` });
     }
-    save(fileName("png"), sheet.toDataURL("image/png"));
+
+    put(tag, attributes, ...children) {
+      const element = svg(tag, attributes, ...children);
+      this.place.append(element);
+      return element;
+    }
+
+    save() { this.place = this.put("g", {}); }
+    restore() { this.place = this.place.closest("g").parentElement; }
+    move(by) { this.place.setAttribute("transform", (this.place.getAttribute("transform") ?? "") + by); }
+    translate(x, y) { this.move(`translate(${x} ${y})`); }
+    rotate(angle) { this.move(`rotate(${(angle * 180) / Math.PI})`); }
+    beginPath() {}
+    rect(...box) { this.box = box; }
+    clip() { // an svg element shows nothing outside of its box
+      const [x, y, width, height] = this.box;
+      this.place = this.put("svg", { x, y, width, height, viewBox: this.box.join(" ") });
+    }
+    fillRect(x, y, width, height) { this.put("rect", { x, y, width, height, fill: this.fillStyle }); }
+    strokeRect(x, y, width, height) { this.put("rect", { x, y, width, height, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth }); }
+    fillText(text, x, y) {
+      const anchor = { left: "start", center: "middle", right: "end" }[this.textAlign];
+      this.put("text", { x, y, dy: this.textBaseline === "middle" ? "0.35em" : 0, "text-anchor": anchor, fill: this.fillStyle, style: `font: ${this.font}` }, text);
+    }
+
+    /** Puts a picture with cells of several pixels, because some programs smooth what they enlarge. */
+    drawImage(image, x, y, width, height) {
+      const large = painted(image.width, image.height, Math.min(8, Math.ceil((width * SAVED_RATIO) / image.width)), (context) => {
+        context.imageSmoothingEnabled = false;
+        context.drawImage(image, 0, 0);
+      });
+      this.put("image", { href: large.toDataURL(), x, y, width, height, preserveAspectRatio: "none", style: "image-rendering: pixelated" });
+    }
   }
 
-  function saveSvg() {
-    const panel = panels[0];
-    const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
-    const image = pixels(panel).toDataURL("image/png");
-    const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
-    const labels = [
-      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
-      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => svgText(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
-    ];
-    const drawn = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width: x + wide + 10, height: y + high + 10, "font-family": "sans-serif", "font-size": 9 },
-      svgText(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
-      svg("image", { href: image, x, y, width: wide, height: high, preserveAspectRatio: "none", style: "image-rendering: pixelated" }), ...labels);
-    save(fileName("svg"), dataOf("image/svg+xml", new XMLSerializer().serializeToString(drawn)));
+  /** Writes texts as bold lines that are at most `wide`, if there is a context; returns how many units the lines are high. */
+  function writeLines(context, texts, x, y, wide) {
+    const lines = texts.flatMap((text) => text.split(" ").reduce((found, word) => {
+      const longer = `${found.at(-1) ?? ""} ${word}`.trim();
+      return widthOf(longer, BOLD) > wide ? [...found, word] : [...found.slice(0, -1), longer];
+    }, []));
+    lines.forEach((line, at) => context && write(context, line, x, y + LINE * at + 11, "left", BOLD));
+    return LINE * lines.length;
+  }
+
+  function write(context, text, x, y, textAlign, font = FONT) {
+    Object.assign(context, { textAlign, font, textBaseline: "alphabetic", fillStyle: "#000" });
+    context.fillText(text, x, y);
+  }
+
+  /** Returns what is saved of the enlarged head, as width, height and a function that draws: each panel with its names and its bar. */
+  function headSheet() {
+    const shown = panels.filter((panel) => panel.map).map((panel) => {
+      const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
+      const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
+      return { panel, edge, names, wide: LINE + Math.max(BAR[0], edge.x + edge.width) };
+    });
+    const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
+    const bottom = top + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + LINE;
+    return [shown.reduce((sum, { wide }) => sum + wide + GAP, GAP), bottom + BAR[1] + LINE, (context) => {
+      let x = GAP;
+      for (const { panel, edge, names, wide } of shown) {
+        const [rows, columns] = axesOf(panel.view), left = x + LINE;
+        writeLines(context, names, x, LINE, wide);
+        context.save();
+        context.translate(left, top);
+        drawMap(context, panel, edge, SAVED_RATIO, "#000");
+        context.restore();
+        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
+        fillUpwards(context, rows, x + 11, top + edge.y + edge.height / 2);
+        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
+        x += wide + GAP;
+      }
+    }];
+  }
+
+  /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
+  function gridSheet() {
+    const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
+    const side = Math.max(48 / count, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+    const wide = Math.max(BAR[0], columns * (count * side + 6)), [rows, keys] = axesOf(view);
+    const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
+    for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
+    const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
+    return [left + wide + GAP, bottom + BAR[1] + LINE, (context) => {
+      writeLines(context, names, left, LINE, wide);
+      list.forEach(([layer, head], at) => {
+        const x = left + (at % columns) * (count * side + 6), y = top + Math.floor(at / columns) * (tall + 6);
+        const byPosition = state.order === "position";
+        if (at < columns && byPosition) write(context, head === view.heads ? "mean" : `head ${head}`, x + (count * side) / 2, y - 6, "center");
+        if (at % columns === 0) write(context, byPosition ? `layer ${layer}` : `from ${at + 1}`, left - 8, y + tall / 2 + 4, "right");
+        paired(head).forEach(([number, one, own], place) => {
+          if (own >= 0 && layer < one.layers) drawTile(context, number, layer, own, x + place * side + 1, y + 1, side - 4, tall - 4);
+        });
+      });
+      drawBar(context, left - 12, bottom, false, "#000");
+    }];
+  }
+
+  function drawTile(context, number, layer, head, x, y, wide, high) {
+    const { colour, letter } = tileLook(views[number], layer, head), room = widthOf(letter, BOLD) + 4;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(tilePixels(number, layer, head, 1), x, y, wide, high);
+    Object.assign(context, { strokeStyle: colour, lineWidth: 2, fillStyle: "#fff" });
+    context.strokeRect(x, y, wide, high);
+    if (letter) context.fillRect(x + wide - room - 1, y + 1, room, 13);
+    write(context, letter, x + wide - 3, y + 11, "right", BOLD);
+  }
+
+  /** Saves a sheet, in black on white, as a PNG or as an SVG of the same content. */
+  function saveSheet(name, [wide, high, draw]) {
+    const onWhite = (context) => {
+      context.fillStyle = "#fff";
+      context.fillRect(0, 0, wide, high);
+      draw(context);
+      return context;
+    };
+    if (name.endsWith(".png")) painted(wide, high, SAVED_RATIO, onWhite).toBlob((blob) => save(name, blob));
+    else save(name, new Blob([new XMLSerializer().serializeToString(onWhite(new SvgContext(wide, high)).place)], { type: "image/svg+xml" }));
   }
 
   function saveTsv() {
     const panel = panels[0], view = panel.view, list = chosenWeights(panel);
     const others = state.byColumn ? rowsOf(view) : view.columns;
     const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-    const lines = list.map(([place, weight, at]) => [place + 1, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
+    const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
     const top = ["position", "token", "weight", "precision"].join("\t");
-    save(fileName(state.byColumn ? `column${state.column + 1}.tsv` : `row${state.row + 1}.tsv`), dataOf("text/tab-separated-values", [top, ...lines].join("\n") + "\n"));
+    save(fileName("tsv", `${headName()}_${state.byColumn ? `column${state.column}` : `row${state.row}`}`, [state.view]), new Blob([[top, ...lines].join("\n") + "\n"], { type: "text/tab-separated-values" }));
   }
 
   // ---------------------------------------------------------------- controls and keys
@@ -1211,6 +1375,7 @@
   const option = (value, textContent) => make("option", { value, textContent });
 
   function changeView(at) {
+    state.head = headIn(views[at]);
     state.view = at;
     let problem = "";
     if (state.other >= 0) {
@@ -1229,7 +1394,7 @@
 
   function drawControls(problem) {
     const view = views[state.view];
-    const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${n}.${h}${view.guided[n][h] ? ` ${view.targets[view.guided[n][h]]?.title ?? view.guided[n][h]}` : ""}`));
+    const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${h === view.heads ? `${n} mean` : `${n}.${h}`}${view.guided[n][h] ? ` ${patternLook(view.guided[n][h]).title}` : ""}`));
     $("head").replaceChildren(option("", "all"), ...heads);
     $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
     $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
@@ -1265,7 +1430,7 @@
     if (mine !== drawing) return;
     drawControls(problem);
     drawText();
-    const shown = [state.view, state.scale, state.palette, state.order, state.special].join();
+    const shown = [state.view, state.other, state.scale, state.palette, state.order, state.special].join();
     if (shown !== gridDrawn) {
       gridDrawn = shown;
       drawGrid();
@@ -1343,7 +1508,7 @@
     for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
     $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
     const clicks = {
-      close, words: toggleWords, lines: () => toggle("lines"), png: savePng, svg: saveSvg, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+      close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
       pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
       direction: () => {
         state.byColumn = !state.byColumn;
@@ -1354,6 +1519,10 @@
         drawRow();
       },
     };
+    for (const suffix of ["png", "svg"]) {
+      clicks[suffix] = () => saveSheet(fileName(suffix), headSheet());
+      clicks[`all-${suffix}`] = () => saveSheet(fileName(suffix, "all-heads"), gridSheet());
+    }
     for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
     $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
     $("controls").addEventListener("submit", (event) => event.preventDefault());

@@ -96,18 +96,19 @@ def test_the_grid_has_all_heads_in_their_places(browser, plain, path):
     cells = "[...document.querySelectorAll('.head')]"
     labels = browser.run(f"return {cells}.map((cell) => cell.getAttribute('aria-label'))")
     mass = plain.targets["next"].mass_NH
-    for (n, h), label in zip(np.ndindex(2, 3), labels, strict=True):
+    for (n, h), label in zip(np.ndindex(2, 4), labels, strict=True):
         guided = f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else ""
-        assert label == f"layer {n + 1}, head {h + 1}{guided}"
+        assert label == f"layer {n}, {f'head {h}' if h < 3 else 'mean of heads'}{guided}"
     letters = browser.run(f"return {cells}.map((one) => one.querySelector('.letter')?.textContent)")
-    assert letters == ["N", None, None] * 2
+    assert letters == ["N", None, None, None] * 2
     found = browser.run(
         """return [...document.querySelectorAll(".head canvas")].map((canvas) =>
         Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data));"""
     )
-    for (layer, head), pixels in zip(np.ndindex(2, 3), found, strict=True):
+    weights_NHQK = np.concatenate([plain.weights_NHQK, plain.weights_NHQK.mean(1, keepdims=True)], axis=1)
+    for (layer, head), pixels in zip(np.ndindex(2, 4), found, strict=True):
         drawn = np.array(pixels).reshape(ROWS, COLUMNS, 4)[..., :3]
-        expected = weight_colours(np.sqrt(plain.weights_NHQK[layer, head].ravel())).reshape(ROWS, COLUMNS, 3)
+        expected = weight_colours(np.sqrt(weights_NHQK[layer, head].ravel())).reshape(ROWS, COLUMNS, 3)
         assert np.abs(drawn - expected).max() <= 14
 
 
@@ -238,7 +239,7 @@ def test_the_keys(browser, path):
     browser.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     browser.act(lambda: browser.press(Keys.ENTER))
     browser.wait("document.activeElement.id === 'maps'", "the focus to move to the map")
-    assert (browser.state()["l"], browser.state()["h"]) == ("1", "2")
+    assert (browser.state()["l"], browser.state()["h"]) == ("1", "3")  # the mean of the heads
     browser.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "1")
     for key, short in (("t", "t"), ("d", "d"), ("s", "x"), ("m", "m")):
@@ -328,9 +329,9 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
     few = plain.weights_NHQK[:1, :2]
     small = views.view("s", tokens=plain.columns, rows=plain.rows, weights_NHQK=few, targets={}, guided=())
     browser.open(save(tmp_path / "m.html", [plain, small]))
-    browser.run("document.querySelectorAll('.head')[5].focus()")
+    browser.run("document.querySelectorAll('.head')[6].focus()")
     browser.act(lambda: choose(browser, "view", "1"))
-    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
+    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, -1, 0]
     browser.open(path, "l=0&h=0")
     browser.act(lambda: choose(browser, "other", "2"))
     assert "position 0" in browser.text("note") and "o" not in browser.state()
@@ -364,7 +365,7 @@ def test_files_that_are_saved(browser, plain, path):
     browser.open(path, "l=1&h=0&r=2")
     for id in ("png", "svg", "tsv"):
         browser.run("document.getElementById(arguments[0]).click()", id)
-    names = ["model_Encoder_layer2_head1." + suffix for suffix in ("png", "svg", "row3.tsv")]
+    names = ["model_Encoder_layer1_head0." + suffix for suffix in ("png", "svg", "row3.tsv")]
     files = [browser.downloads / name for name in names]
     end = time.monotonic() + 30
     while not all(file.exists() for file in files):
@@ -393,8 +394,8 @@ def test_the_frame_of_a_notebook(browser, plain, tmp_path):
     browser.driver.get(file.as_uri())
     browser.driver.switch_to.frame(0)
     browser.wait("document.documentElement.dataset.drawn", "the frame to be drawn")
-    browser.act(lambda: browser.run("document.querySelectorAll('.head')[4].click()"))
-    assert browser.text("one-title") == "Layer 2, head 2"
+    browser.act(lambda: browser.run("document.querySelectorAll('.head')[5].click()"))
+    assert browser.text("one-title") == "Layer 1, head 1"
     browser.driver.switch_to.default_content()
 
 
@@ -411,7 +412,7 @@ def test_a_grid_that_shrinks_keeps_thin_lines(browser, tmp_path):
     browser.act(lambda: browser.run("document.querySelector('.head').click()"))
     found.append(browser.run(read))
     for tiles in found:
-        for head, (width, on_page, *green) in enumerate(tiles):
+        for head, (width, on_page, *green) in enumerate(tiles[:-1]):  # the last one is their mean
             assert width <= on_page + 1
             assert np.argmin(green) == (2 * head + 1) * width // 64  # the darkest column
     assert found[1][0][0] < found[0][0][0]  # it did shrink
