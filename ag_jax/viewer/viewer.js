@@ -561,6 +561,7 @@
     const isOpen = layer >= 0;
     $("one").hidden = !isOpen;
     for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
+    $("stage").classList.toggle("pair", isOpen && state.other >= 0);
     fitTiles(); // beside an open head, the grid is narrower
     for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
     if (!isOpen) return;
@@ -914,8 +915,7 @@
       make("td", { dir: "auto", textContent: others[place] }),
       make("td", { className: "number", textContent: number(panel, at) })));
     if (list.length && rest) {
-      const most = size(sorted[top.length]);
-      const less = most < 0.0005 ? "below .001" : `at most ${short(most, 2)}`;
+      const most = number(panel, sorted[top.length][2]), less = /^[a-z]/.test(most) ? most : `at most ${most}`;
       lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
     }
     $("largest").tBodies[0].replaceChildren(...lines);
