@@ -1295,7 +1295,7 @@
     const shown = panels.filter((panel) => panel.map).map((panel) => {
       const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
       const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
-      return { panel, edge, names, wide: LINE + Math.max(BAR[0], edge.x + edge.width) };
+      return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
     });
     const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
     const bottom = top + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + LINE;
@@ -1319,12 +1319,12 @@
   /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
   function gridSheet() {
     const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
-    const side = Math.max(48 / count, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
-    const wide = Math.max(BAR[0], columns * (count * side + 6)), [rows, keys] = axesOf(view);
+    const side = Math.max(36, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+    const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
     const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
     for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
     const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
-    return [left + wide + GAP, bottom + BAR[1] + LINE, (context) => {
+    return [left + wide + GAP, Math.ceil(bottom) + BAR[1] + LINE, (context) => {
       writeLines(context, names, left, LINE, wide);
       list.forEach(([layer, head], at) => {
         const x = left + (at % columns) * (count * side + 6), y = top + Math.floor(at / columns) * (tall + 6);

@@ -7,37 +7,17 @@ import os
 import pathlib
 import re
 import time
-import xml.etree.ElementTree
 
-import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
 
-from ag_jax.viewer import colours
 from ag_jax.viewer import page as pages
 from ag_jax.viewer.notebook import NotebookView
+from tests.browser.expected import save, signed_colours, weight_colours
 from tests.viewer import views
 from tests.viewer.views import HOSTILE
 
 ROWS, COLUMNS = 6, 9
-SIGNED = np.array([[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in colours.DIFFERENCES.split()], float)
-
-
-def save(path, given, **more):
-    path.write_text(pages.page("A title", given, **more), encoding="utf-8")
-    return path
-
-
-def weight_colours(places):
-    """Colours of places from 0 to 1 on the scale of weights."""
-    return np.array([[255 * channel for channel in matplotlib.colormaps["BuPu"](place)[:3]] for place in places])
-
-
-def signed_colours(differences):
-    """Colours of differences from -1 to 1, by the square root on both sides."""
-    places = (0.5 + 0.5 * np.sign(differences) * np.sqrt(np.abs(differences))) * (len(SIGNED) - 1)
-    return np.stack([np.interp(places, np.arange(len(SIGNED)), SIGNED[:, channel]) for channel in range(3)], -1)
 
 
 @pytest.fixture(scope="module")
@@ -537,28 +517,6 @@ def test_what_an_attack_masked(browser, tmp_path):
     assert "the attack hid 1.2 % of the pairs, which hold" in browser.text("facts")
 
 
-def test_files_that_are_saved(browser, plain, path):
-    browser.open(path, "l=1&h=0&r=2")
-    for id in ("png", "svg", "tsv"):
-        browser.run("document.getElementById(arguments[0]).click()", id)
-    names = ["model_Encoder_layer1_head0." + suffix for suffix in ("png", "svg", "row3.tsv")]
-    files = [browser.downloads / name for name in names]
-    end = time.monotonic() + 30
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < end, os.listdir(browser.downloads)
-        time.sleep(0.05)
-    saved = np.asarray(Image.open(files[0]))
-    on_page = browser.run("const {width, height} = document.querySelector('#maps canvas'); return [width, height]")
-    # Two pixels for each of the page, with a margin of 20 on three sides and a title of 40.
-    assert saved.shape[1::-1] == (2 * on_page[0] + 40, 2 * on_page[1] + 60) and saved.std() > 10
-    tree = xml.etree.ElementTree.fromstring(files[1].read_text())
-    written = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
-    assert written[1:] == [*plain.rows, *plain.columns]
-    lines = [line.split("\t") for line in files[2].read_text().splitlines()]
-    assert [line[1] for line in lines[1:]] == list(plain.columns)
-    np.testing.assert_allclose([float(line[2]) for line in lines[1:]], plain.weights_NHQK[1, 0, 2], atol=0.004)
-
-
 def test_the_frame_of_a_notebook(browser, plain, tmp_path):
     """A frame with scripts alone, in a page that allows nothing else."""
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-src 'self'"
@@ -618,18 +576,6 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     browser.open(save(tmp_path / "m.html", [view]))
     letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
     assert letters == ["D", "\\"]
-
-
-@pytest.fixture
-def scheme(browser):
-    """Sets the colour scheme of the system, `light` or `dark`."""
-
-    def choose(value):
-        features = [{"name": "prefers-color-scheme", "value": value}] if value else []
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    yield choose
-    choose(None)
 
 
 def test_an_open_head_follows_the_colour_scheme(browser, scheme, path):
