@@ -600,8 +600,6 @@
     if ($("twin").open) drawTwin();
   }
 
-  const LOWEST = 320; // pixels of a map's height, at least
-
   function drawPanels(shown) {
     const box = $("maps"), gap = 16;
     $("look").classList.toggle("single", shown.length === 1);
@@ -610,8 +608,7 @@
     const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
     const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
     const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
-    const top = box.getBoundingClientRect().top + scrollY;
-    const high = Math.max(LOWEST, Math.min(900, innerHeight - top - 60)); // so that the map is seen below its number
+    const high = Math.max(320, Math.min(900, innerHeight * 0.55)); // the texts, the controls and the number are above it
     panels = shown.map((one) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
