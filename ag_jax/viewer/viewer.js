@@ -1,18 +1,20 @@
 // Shows the attention maps of this page. It loads nothing: all data are in elements of the page (see page.py).
-// Layers and heads count from 0, also in what a reader sees; positions of tokens from 0 here, from 1 in what a reader sees.
+// Views, layers, heads, rows and columns count from 0, also in what a reader sees.
 // Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
 (() => {
   /**
    * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
    * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
-   *   columns: string[], rows: string[]|null, block: number, causal: boolean, windows: (number|null)[],
+   *   columns: string[], rows: string[]|null, texts: string[], otherTexts: [string, string][], leftOut: number,
+   *   words: {columns: string[], rows: string[]|null, columnStarts: number[], rowStarts: number[]}|null, block: number, causal: boolean, windows: (number|null)[],
    *   special: number[], sums: boolean,
    *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
-   *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
-   * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
+   *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][], tokens?: View}} View
+   *   tokens: of a view of words (`wordView`), the view of their tokens
+   * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean, digits?: number}} Drawn
    *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
-   *   all cells are those of the overview
+   *   all cells are those of the overview; digits: those that are known behind the point
    */
 
   /** @param {string} id @returns {any} */
@@ -98,6 +100,11 @@
     const promise = $(`map-${key}`)
       ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
       : Promise.resolve(tileOf(number, layer, head));
+    return keep(key, promise);
+  }
+
+  /** Keeps a map in memory, in place of the oldest one. */
+  function keep(key, promise) {
     cache.set(key, promise);
     if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
     return promise;
@@ -112,6 +119,55 @@
       for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
     }
     return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
+  }
+
+  // Views whose rows and columns are words, by the numbers of the view and of that whose words they are.
+  /** @type {Map<string, View>} */
+  const wordViews = new Map();
+
+  /** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. @returns {View} */
+  function shownView(number) {
+    const view = views[number], words = views[state.view].words;
+    if (!state.words || !words) return view;
+    const key = `${number}-${state.view}`, cached = wordViews.get(key);
+    if (cached) return cached;
+    const special = view.special.map((token) => wordOf(words.columnStarts, token));
+    const made = { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
+    wordViews.set(key, made);
+    return made;
+  }
+
+  /** Returns the word of a token, given the first token of each word. */
+  const wordOf = (starts, token) => starts.findLastIndex((first) => first <= token);
+
+  /** Returns values by row between words, from those between tokens: sums over a word's columns, means over its rows. */
+  function betweenWords({ words, tokens }, values) {
+    const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = rowsOf(tokens).length;
+    const found = new Float32Array(rowStarts.length * columnStarts.length);
+    rowStarts.forEach((first, row) => {
+      const end = rowStarts[row + 1] ?? queries;
+      for (let q = first; q < end; q++) {
+        for (let k = 0, column = 0; k < keys; k++) {
+          if (k === columnStarts[column + 1]) column++;
+          found[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
+        }
+      }
+    });
+    return found;
+  }
+
+  /** Returns a head's map of the view that is shown, and this view: that of tokens if there is no map between words. */
+  async function shownMap(number, layer, head) {
+    const view = shownView(number), key = `words-${number}-${layer}-${head}`;
+    if (!view.tokens) return { view, map: await mapOf(number, layer, head) };
+    if ($(key)) {
+      if (!cache.has(key)) keep(key, bytesOf(key).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
+      return { view, map: await cache.get(key) };
+    }
+    const map = await mapOf(number, layer, head);
+    if (map.blocks > 1) return { view: view.tokens, map };
+    const sizes = { queries: rowsOf(view).length, keys: view.columns.length };
+    return { view, map: { ...map, ...sizes, weights: betweenWords(view, map.weights), shades: null, digits: 2 } };
   }
 
   /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
@@ -146,6 +202,20 @@
     return [Math.max(0, q - side), Math.min(view.causal ? q : last, q + side, last)];
   }
 
+  /** Returns a function from a row and a column to the weight there if each row looked equally at all that it sees. */
+  function evenOf(view, layer) {
+    const of = view.tokens ?? view, keys = of.columns.length;
+    const rows = rowsOf(of).map((_, q) => 1 / Math.max(1, visible(of, layer, q)));
+    if (!view.tokens) return (q) => rows[q];
+    const dense = new Float32Array(rows.length * keys);
+    rows.forEach((even, q) => {
+      const [first, last] = bounds(of, layer, q);
+      for (let k = first; k <= last; k++) if (!state.special || !of.special.includes(k)) dense[q * keys + k] = even;
+    });
+    const found = betweenWords(view, dense);
+    return (q, k) => found[q * view.columns.length + k];
+  }
+
   /** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
   function visible(view, layer, q) {
     const [first, last] = bounds(view, layer, q);
@@ -158,9 +228,9 @@
   // ---------------------------------------------------------------- colours
 
   const SCALES = {
-    weight: { name: "weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
-    ratio: { name: "times even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
-    own: { name: "share of the map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+    weight: { name: "attention weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+    ratio: { name: "multiple of even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
+    own: { name: "share of this map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
   };
 
   const DIFFERENCE = { name: "difference of weights", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
@@ -197,13 +267,14 @@
     const out = new Uint8Array(map.weights.length);
     let largest = 0;
     if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
+    const even = !signed && state.scale === "ratio" ? evenOf(view, layer) : null;
     for (let q = 0; q < map.queries; q++) {
-      const even = 1 / Math.max(1, visible(view, layer, Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1)));
+      const row = Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1);
       for (let k = 0; k < map.keys; k++) {
         const weight = map.weights[q * map.keys + k];
         let place;
         if (signed) place = DIFFERENCE.place(weight);
-        else if (state.scale === "ratio") place = weight > 0 ? SCALES.ratio.place(weight / even) : 0;
+        else if (even) place = weight > 0 ? SCALES.ratio.place(weight / even(row, k)) : 0;
         else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
         out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
       }
@@ -236,13 +307,14 @@
   // ---------------------------------------------------------------- state, kept in the address
 
   const state = {
-    view: 0, other: -1, layer: -1, head: -1, row: -1, column: -1, byColumn: false, pinned: false,
+    view: 0, other: meta.other ?? -1, layer: -1, head: -1, row: -1, column: -1, byColumn: false, pinned: false,
     scale: "weight", palette: "BuPu", order: "position", pattern: "", target: false, difference: false,
-    special: false, hidden: false, zoom: 1, left: 0, top: 0,
+    special: false, hidden: false, words: false, lines: false, zoom: 1, left: 0, top: 0,
   };
   const SHORT = {
     view: "v", other: "o", layer: "l", head: "h", row: "r", column: "c", byColumn: "b", scale: "s", palette: "p",
     order: "a", pattern: "n", target: "t", difference: "d", special: "x", hidden: "m",
+    words: "w", lines: "i",
   };
   const FIRST = { ...state };
 
@@ -287,7 +359,8 @@
 
   /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
   function fit() {
-    const view = views[state.view];
+    state.words &&= Boolean(views[state.view].words);
+    const view = shownView(state.view);
     const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
     if (!has) state.layer = state.head = -1;
     if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
@@ -304,7 +377,7 @@
       if (at < 0 && mine.length === others.length) continue;
       const place = at < 0 ? mine.length : at;
       return `“${view.name}” and “${other.name}” cannot be compared, because the tokens of their ${words} differ: `
-        + `at position ${place + 1} there is “${mine[place] ?? "nothing"}” in one and “${others[place] ?? "nothing"}” in the other.`;
+        + `at position ${place} there is “${mine[place] ?? "nothing"}” in one and “${others[place] ?? "nothing"}” in the other.`;
     }
     return "";
   }
@@ -433,14 +506,15 @@
 
   // ---------------------------------------------------------------- one head
 
-  /** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number}[]} */
+  /** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number, svg?: any}[]} */
   let panels = [];
-  let sentence = []; // the elements of the text's tokens
+  /** @type {{axis: string, spans: any[]}[]} */
+  let strips = []; // the elements of the words of the texts above the maps; axis: columns, rows or both
   let drawing = 0; // number of the newest drawing, so that an older one stops
 
   function open(layer, head) {
     Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
-    if (state.row < 0) state.row = Math.min(1, rowsOf(views[state.view]).length - 1);
+    if (state.row < 0) state.row = Math.min(1, rowsOf(shownView(state.view)).length - 1);
     update().then(() => $("maps").focus({ preventScroll: false }));
   }
 
@@ -486,7 +560,8 @@
     const view = views[state.view], { layer, head } = state;
     const isOpen = layer >= 0;
     $("one").hidden = !isOpen;
-    $("stage").classList.toggle("open", isOpen);
+    for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
+    $("stage").classList.toggle("pair", isOpen && state.other >= 0);
     fitTiles(); // beside an open head, the grid is narrower
     for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
     if (!isOpen) return;
@@ -497,18 +572,18 @@
     const shown = [];
     for (const number of [state.view, state.other]) {
       if (number < 0) continue;
-      const one = views[number], own = headIn(one);
-      if (layer >= one.layers || own < 0) {
-        shown.push({ view: null, map: null, signed: false, name: `${one.name} has no ${layer < one.layers ? `head ${head} in ` : ""}layer ${layer}` });
+      const own = headIn(views[number]);
+      if (layer >= views[number].layers || own < 0) {
+        shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no ${layer < views[number].layers ? `head ${head} in ` : ""}layer ${layer}` });
         continue;
       }
-      const stored = await mapOf(number, layer, own);
-      const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, own) : null;
+      const { view: one, map: stored } = await shownMap(number, layer, own);
+      const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
       if (mine !== drawing) return;
       const whole = withoutSpecial(one, stored);
-      const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1;
+      const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
       const map = signed ? minusTarget(one, whole) : whole;
-      shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the target of ${one.targets[shownPattern()].title}` : "") });
+      shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the pattern ${one.targets[shownPattern()].title}` : "") });
     }
     if (shown.length === 2 && shown.every((one) => one.map)) {
       const [one, two] = shown;
@@ -518,39 +593,46 @@
       }
     }
     if (mine !== drawing) return;
-    drawPanels(shown);
-    drawBars(shown);
     drawFacts(view);
-    drawText();
+    drawBars(shown);
+    drawPanels(shown);
+    drawRow();
     if ($("twin").open) drawTwin();
   }
 
   function drawPanels(shown) {
     const box = $("maps"), gap = 16;
+    $("look").classList.toggle("single", shown.length === 1);
+    const areLines = state.lines && shown[0].map?.blocks === 1;
+    if (areLines) shown = shown.filter((one) => one.map && !one.isDifference);
     const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
-    const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 300))) : 1;
+    const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
     const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
-    const high = Math.max(240, Math.min(900, innerHeight * 0.78));
+    const high = Math.max(320, Math.min(900, innerHeight * 0.55)); // the texts, the controls and the number are above it
     panels = shown.map((one) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
       if (one.map) {
-        panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words below it
-        paint(panel);
+        panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words above it
+        panel.even = evenOf(one.view, state.layer);
+        if (areLines) panel.svg = lines(panel);
+        else paint(panel);
       }
       return panel;
     });
     box.replaceChildren(...panels.map((panel) => {
       const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
-      if (panel.map) {
-        figure.append(panel.canvas);
+      if (panel.svg) figure.append(panel.svg);
+      else if (panel.map) {
+        figure.append(make("p", { className: "axes", textContent: axesOf(panel.view).map((axis, at) => `${["↓ row", "→ column"][at]}: ${axis}`).join("\u2003") }), panel.canvas);
         listen(panel);
       }
       return figure;
     }));
+    repaint();
   }
 
-  const caption = (panel) => (panel.map ? [panel.name, ...notesOf(panel)].join("; ") : `${panel.name}.`);
+  const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
 
   /** Returns what is special about the map of a panel. */
   function notesOf(panel) {
@@ -558,14 +640,15 @@
     if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
     else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
     else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
-    if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
-    if (panel.mask) notes.push("hatched: masked by the attack");
+    if (panel.map.digits) notes.push("summed from rounded weights");
+    if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+    if (panel.mask) notes.push("hatched: hidden by the attack");
     return notes;
   }
 
-  /** Shortens a token for a label; the mark of a space, which looks like an underscore, becomes a dot. */
+  /** Shortens a token for a label. */
   const label = (token) => {
-    const text = [...token.replaceAll("▁", "·").replaceAll("Ġ", "·")];
+    const text = [...token];
     return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
   };
 
@@ -582,6 +665,7 @@
     canvas.width = still.width; // clears it
     canvas.height = still.height;
     canvas.style.width = `${panel.x + panel.width + 2}px`;
+    canvas.style.touchAction = state.zoom > 1 ? "none" : "auto"; // a finger moves the page, and an enlarged map
     const context = canvas.getContext("2d");
     context.drawImage(still, 0, 0);
     context.scale(ratio, ratio);
@@ -592,7 +676,7 @@
   const pageInk = () => getComputedStyle(document.body).color;
   const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
   /** Returns what the rows and the columns of a map are. */
-  const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.rows && view.texts ? `, ${view.texts[1 - at]}` : ""));
+  const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
 
   const ruler = make("canvas").getContext("2d");
   /** Returns how wide a text is. */
@@ -656,7 +740,7 @@
       }
     }
     const target = view.targets[shownPattern()];
-    if (state.target && target && blocks === 1 && !panel.isDifference) {
+    if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
       context.strokeStyle = patternLook(shownPattern()).colour;
       context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
       const side = Math.max(cell, 3);
@@ -727,7 +811,9 @@
       const cell = under(panel, event);
       if (cell && !state.pinned) choose(...cell);
       else if (cell) say(...cell);
+      tip(event, cell);
     });
+    canvas.addEventListener("pointerleave", () => tip(null, null));
     canvas.addEventListener("pointercancel", () => { dragged = null; });
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
@@ -752,7 +838,7 @@
 
   function zoomBy(factor, around) {
     const panel = panels.find((one) => one.map);
-    if (!panel) return;
+    if (!panel || panel.svg) return;
     const before = state.zoom;
     state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
     const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
@@ -762,7 +848,10 @@
   }
 
   function repaint() {
-    for (const panel of panels) if (panel.map) paint(panel);
+    for (const panel of panels) {
+      if (panel.svg) highlight(panel);
+      else if (panel.map) paint(panel);
+    }
   }
 
   function setPinned(pinned) {
@@ -778,11 +867,14 @@
     writeAddress();
   }
 
+  const short = (weight, digits) => weight.toFixed(digits).replace(/^(-?)0\./, "$1.");
+
   /** Returns a weight as text, with as many digits as are known. */
   function number(panel, at) {
     const weight = panel.map.weights[at], known = !panel.map.coarse && !panel.map.shades?.[at];
-    if (known) return weight.toFixed(3).replace(/^(-?)0\./, "$1.");
-    return !panel.signed && weight < 0.02 ? "below .02" : `about ${weight.toFixed(2).replace(/^(-?)0\./, "$1.")}`;
+    if (!known) return !panel.signed && weight < 0.02 ? "below .02" : `about ${short(weight, 2)}`;
+    const digits = panel.map.digits ?? 3, least = 10 ** -digits;
+    return Math.abs(weight) < least / 2 ? `below ${short(least, digits)}` : short(weight, digits);
   }
 
   /** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
@@ -799,6 +891,9 @@
     return list;
   }
 
+  const MOST_LISTED = 10;
+
+  /** Shows the weights of the chosen row or column: as a list, as the colours of the words, and in the line. */
   function drawRow() {
     const panel = panels[0];
     if (!panel?.map) return;
@@ -807,82 +902,193 @@
     const others = state.byColumn ? rowsOf(view) : view.columns;
     const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
     const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
-    const top = [...list].sort((one, two) => size(two) - size(one)).slice(0, 10);
+    const sorted = [...list].sort((one, two) => size(two) - size(one));
+    const top = sorted.filter((entry) => size(entry) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
     $("largest").caption.textContent = chosen < 0 || !list.length
       ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
-      : state.byColumn ? `Tokens that look at ${chosen + 1} “${subject}”` : `Token ${chosen + 1} “${subject}” looks at`;
-    $("largest").tBodies[0].replaceChildren(...top.map(([place, , at]) => make("tr", {},
-      make("td", { className: "number", textContent: place + 1 }),
+      : state.byColumn ? `What looks at “${subject}” (${chosen})` : `“${subject}” (${chosen}) looks at`;
+    const lines = top.map(([place, , at]) => make("tr", {},
+      make("td", { className: "number", textContent: place }),
       make("td", { dir: "auto", textContent: others[place] }),
-      make("td", { className: "number", textContent: number(panel, at) }))));
-    if (sentence.length === others.length) {
-      sentence.forEach((span, place) => {
-        const colour = list.length ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
+      make("td", { className: "number", textContent: number(panel, at) })));
+    if (list.length && rest) {
+      const most = number(panel, sorted[top.length][2]), less = /^[a-z]/.test(most) ? most : `at most ${most}`;
+      lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
+    }
+    $("largest").tBodies[0].replaceChildren(...lines);
+    const axis = state.byColumn ? "rows" : "columns";
+    for (const strip of strips) {
+      const hasColours = list.length === strip.spans.length && strip.axis !== (state.byColumn ? "columns" : "rows");
+      strip.spans.forEach((span, place) => {
+        const colour = hasColours ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
         span.style.backgroundColor = colour === null ? "" : css(colour);
         // Black and white have equal contrast at this luminance.
         span.style.color = colour === null ? "" : luminance(colour) > 0.179 ? "#000" : "#fff";
-        span.classList.toggle("chosen", place === chosen && !view.rows);
+        span.classList.toggle("chosen", strip.axis !== axis && place === chosen);
       });
     }
     const line = state.byColumn ? "column" : "row";
     $("text-legend").textContent = list.length
-      ? `Words have the colours of ${line} ${chosen + 1} “${subject}” of the map${panels.length > 1 ? ` of ${panel.name}` : ""}:` : "";
-    $("text-bar").hidden = !list.length;
+      ? `The words of the text have the colours of ${line} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
     say(state.row, state.column);
   }
 
-  /** Says a cell in words: the panels' weights at a row and a column. */
-  function say(row, column) {
-    const view = views[state.view], { layer, head } = state;
-    const start = nameOf(view, layer, head);
-    const parts = [];
-    for (const panel of panels) {
-      if (!panel.map || panel.map.blocks > 1 || row < 0) continue;
-      const name = panels.length > 1 ? `${panel.name}: ` : "";
-      let at = column;
-      if (at < 0) {
-        at = 0;
-        for (let k = 1; k < panel.map.keys; k++) if (panel.map.weights[row * panel.map.keys + k] > panel.map.weights[row * panel.map.keys + at]) at = k;
-      }
-      const place = row * panel.map.keys + at, weight = panel.map.weights[place];
-      const even = weight * visible(panel.view, layer, row);
-      const times = panel.signed ? "" : ` (${even >= 10 ? Math.round(even) : even.toFixed(1)} × even)`;
-      parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(panel, place)}${times}`);
+  /** Returns a cell in words: the two tokens, and each panel's weight. */
+  function cellInWords(row, column) {
+    const first = panels.find((panel) => panel.map && panel.map.blocks === 1);
+    if (!first || row < 0) return null;
+    const { view, map } = first, isLargest = column < 0;
+    for (let k = 0; isLargest && k < map.keys; k++) {
+      if (column < 0 || map.weights[row * map.keys + k] > map.weights[row * map.keys + column]) column = k;
     }
-    $("line").textContent = `${start}; ${parts.join("; ")}`;
+    const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
+      const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
+      const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times.toFixed(1)} × even)`;
+      return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
+    });
+    return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
   }
 
+  /** Says a cell in words, in the line above the maps. */
+  function say(row, column) {
+    const cell = cellInWords(row, column);
+    $("line").textContent = cell ? `${cell.words}: ${cell.values.join("; ")}` : "";
+  }
+
+  /** Shows a cell beside the pointer; a finger would hide it. */
+  function tip(event, cell) {
+    const box = $("tip"), said = cell && event.pointerType !== "touch" ? cellInWords(...cell) : null;
+    box.hidden = !said;
+    if (!said) return;
+    box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", { textContent })));
+    const wide = box.offsetWidth, high = box.offsetHeight, gap = 14;
+    box.style.left = `${event.clientX + gap + wide > innerWidth ? Math.max(0, event.clientX - gap - wide) : event.clientX + gap}px`;
+    box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
+  }
+
+  let textDrawn = "";
+
+  /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
   function drawText() {
-    const view = views[state.view], tokens = state.byColumn ? rowsOf(view) : view.columns;
-    sentence = tokens.map((token, place) => {
-      const span = make("span", { dir: "auto", textContent: token.replaceAll("▁", "·").replaceAll("Ġ", "·") || " ", title: String(place + 1) });
-      span.addEventListener("pointerenter", () => { if (!state.pinned && !view.rows) choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); });
-      span.addEventListener("click", () => { if (!view.rows) { choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); setPinned(true); } });
-      return span;
+    const view = shownView(state.view), key = [state.view, state.words, isOpen()].join(); // the words of a head that was closed lose its colours
+    if (key === textDrawn) return;
+    textDrawn = key;
+    const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
+    strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
+    const lines = strips.map(({ spans }, at) => textLine(view.texts[at], ...spans.flatMap((span) => (span.textContent.startsWith(CONTINUES) ? [span] : [" ", span]))));
+    const others = view.otherTexts.map(([name, text]) => textLine(name, ` ${text}`));
+    const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: the model reads no more.` })] : [];
+    $("text").replaceChildren(...lines, ...others, ...cut);
+  }
+
+  const CONTINUES = "·"; // the first letter of a piece that continues a word
+
+  const textLine = (name, ...children) => make("p", {}, make("b", { textContent: name ? `${name}:` : "" }), ...children);
+
+  /** Returns the element of a word of the text, by which its row or column is chosen. */
+  function wordSpan(axis, token, place) {
+    const span = make("span", { dir: "auto", lang: "und", textContent: token || " ", title: String(place), className: token.startsWith(CONTINUES) ? "inner" : "" });
+    const isRow = () => axis === "rows" || (axis === "both" && !state.byColumn);
+    const choosePlace = () => (isRow() ? choose(place, state.column) : choose(state.row, place));
+    span.addEventListener("pointerenter", (event) => { if (isOpen() && !state.pinned && event.pointerType !== "touch") choosePlace(); });
+    span.addEventListener("click", () => { if (isOpen()) { choosePlace(); setPinned(true); } });
+    return span;
+  }
+
+  // ---------------------------------------------------------------- lines between words
+
+  const MOST_LINED = 128; // rows or columns, above which only the lines of the chosen row are drawn
+  const STRONG = 0.1, STRONGEST = 3; // lines of a row: of its largest weights, and of all from this one on
+
+  /** Returns the cells of a row that have lines: its largest weights, and all that are strong. */
+  function linked({ map }, q) {
+    const start = q * map.keys, order = Array.from({ length: map.keys }, (_, k) => k).sort((a, b) => map.weights[start + b] - map.weights[start + a]);
+    return order.filter((k, rank) => map.weights[start + k] > STRONG || (rank < STRONGEST && map.weights[start + k] >= 0.0005));
+  }
+
+  /** Returns lines from the words that look, on the left, to those at which they look, as opaque as the map is dark. */
+  function lines(panel) {
+    const { view, map, shade } = panel, rows = rowsOf(view).map(label), columns = view.columns.map(label);
+    panel.isAll = map.queries <= MOST_LINED && map.keys <= MOST_LINED;
+    const queries = panel.isAll ? [...rows.keys()] : [Math.max(0, state.row)];
+    const links = queries.flatMap((q) => linked(panel, q).map((k) => [q, k]));
+    const keys = panel.isAll ? [...columns.keys()] : links.map(([, k]) => k).sort((a, b) => a - b);
+    const count = Math.max(queries.length, keys.length), step = Math.max(13, Math.min(22, (panel.high - 30) / count));
+    const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.3), high = count * step + 30;
+    const place = (list, one) => 26 + (list.indexOf(one) + 0.5 + (count - list.length) / 2) * step;
+    const word = (names, list, x, anchor, axis) => list.map((one) => svgText(panel.isAll ? names[one] : `${names[one]} ${one}`, {
+      x, y: place(list, one) + 4, "text-anchor": anchor, [`data-${axis}`]: one }));
+    const strokes = links.map(([q, k]) => svg("line", {
+      x1: edge, y1: place(queries, q), x2: wide - edge, y2: place(keys, k), "data-q": q, "data-k": k,
+      "stroke-opacity": (shade[q * map.keys + k] / 255).toFixed(3) }));
+    const [looks, looked] = axesOf(view);
+    const drawn = svg("svg", {
+      viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, role: "img", class: "lines",
+      "aria-label": "Lines from each token to those at which it looks most" },
+    svgText(looks, { x: edge - 6, y: 14, "text-anchor": "end", class: "axis" }), svgText(looked, { x: wide - edge + 6, y: 14, class: "axis" }),
+    ...strokes, ...word(rows, queries, edge - 6, "end", "q"), ...word(columns, keys, wide - edge + 6, "start", "k"));
+    drawn.addEventListener("pointermove", (event) => {
+      const { q, k } = event.target.dataset;
+      tip(event, q !== undefined && k !== undefined ? [Number(q), Number(k)] : null);
+      if (!state.pinned && (q ?? k) !== undefined) chooseLinked(q, k);
     });
-    $("text").replaceChildren(...sentence.flatMap((span) => [span, " "]));
-    drawRow();
+    drawn.addEventListener("pointerleave", () => tip(null, null));
+    drawn.addEventListener("click", (event) => {
+      const { q, k } = event.target.dataset;
+      if ((q ?? k) === undefined) return;
+      chooseLinked(q, k);
+      setPinned(true);
+    });
+    return drawn;
+  }
+
+  /** Chooses the row and the column of what is under the pointer; a word alone leaves the other one open. */
+  function chooseLinked(q, k) {
+    if (q !== undefined) choose(Number(q), k === undefined ? -1 : Number(k));
+    else if (panels[0].isAll) choose(state.row, Number(k));
+  }
+
+  /** Marks the lines and words of the chosen row, or of the chosen column, of a panel with lines. */
+  function highlight(panel) {
+    if (!panel.isAll && panel.row !== state.row) {
+      panel.row = state.row;
+      const next = lines(panel);
+      panel.svg.replaceWith(next);
+      panel.svg = next;
+    }
+    const [axis, other, chosen] = state.byColumn ? ["k", "q", state.column] : ["q", "k", state.row];
+    const ends = new Set(); // the words at the other ends of the chosen lines
+    for (const one of panel.svg.querySelectorAll("line")) {
+      const isChosen = one.dataset[axis] === String(chosen);
+      one.classList.toggle("chosen", isChosen);
+      if (isChosen) ends.add(one.dataset[other]);
+    }
+    for (const one of panel.svg.querySelectorAll("text:not(.axis)")) {
+      one.classList.toggle("chosen", axis in one.dataset ? one.dataset[axis] === String(chosen) : ends.has(one.dataset[other]));
+    }
   }
 
   function drawFacts(view) {
     const { layer, head } = state, entropy = view.entropy[layer][head];
     const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
     const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
-    const parts = entropy === null ? [] : [`entropy ${entropy.toFixed(2)} bits of ${even.toFixed(2)}`];
+    const tokens = (bits) => (2 ** bits).toFixed(bits < 3 ? 1 : 0);
+    const parts = entropy === null ? [] : [`spread: a row looks at about ${tokens(entropy)} of ${tokens(even)} tokens (entropy ${entropy.toFixed(2)} bits)`];
     if (view.hiddenHeads) {
-      parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
+      parts.push(`the attack hid ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the pairs, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
     }
     $("facts").textContent = parts.join("; ");
+    $("facts").title = "Spread is 2 to the power of the entropy: 1 for a row that looks at one token alone, and the number of tokens for one that looks at all equally. The entropy is a mean over the rows.";
     const shown = shownPattern();
     const compared = state.other >= 0 ? [view, views[state.other]] : [view];
     const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
-      ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "mass" })),
-      make("th", { scope: "col", className: "number", textContent: "by chance" }));
+      ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "this head" })),
+      make("th", { scope: "col", className: "number", textContent: "even", title: "the share if every row looked equally at all that it sees" }));
     const rows = Object.entries(view.targets).map(([name, target]) => {
       const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
       const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
       const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
-      return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown ? " (shown as target)" : "")), ...cells);
+      return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown && (state.target || state.difference) ? " (shown)" : "")), ...cells);
     });
     $("masses").tBodies[0].replaceChildren(head_, ...rows);
     $("masses").hidden = !rows.length;
@@ -897,17 +1103,16 @@
     const { view, map } = panel, most = 3;
     const body = rowsOf(view).map((token, q) => {
       const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
-      const words = order.slice(0, most).map((k) => `${k + 1} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
-      return make("tr", {}, make("td", { className: "number", textContent: q + 1 }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
+      const words = order.slice(0, most).map((k) => `${k} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
+      return make("tr", {}, make("td", { className: "number", textContent: q }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
     });
-    const top = make("tr", {}, ...["row", "token", "largest weights"].map((textContent) => make("th", { scope: "col", textContent })));
+    const top = make("tr", {}, ...["row", "looks", "at what most"].map((textContent) => make("th", { scope: "col", textContent })));
     $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
   }
 
   function drawBars(shown) {
     const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
     $("bar").replaceChildren(...kinds.map(bar));
-    $("text-bar").replaceChildren(bar(shown[0].signed));
   }
 
   const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
@@ -1186,27 +1391,33 @@
 
   function drawControls(problem) {
     const view = views[state.view];
+    const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${h === view.heads ? `${n} mean` : `${n}.${h}`}${view.guided[n][h] ? ` ${patternLook(view.guided[n][h]).title}` : ""}`));
+    $("head").replaceChildren(option("", "all"), ...heads);
+    $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
     $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
     $("view").value = state.view;
-    $("other").replaceChildren(option(-1, "nothing"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
+    $("other").replaceChildren(option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
     $("other").value = state.other;
     $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
     $("scale").value = state.scale;
     $("palette").value = state.palette;
     const names = Object.entries(view.targets);
-    $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "lowest entropy"));
+    $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "smallest spread"));
     $("order").value = state.order;
-    $("pattern").replaceChildren(option("", "of the head"), ...names.map(([name, target]) => option(name, target.title)));
+    $("pattern").replaceChildren(option("", "that of the head"), ...names.map(([name, target]) => option(name, target.title)));
     $("pattern").value = state.pattern;
     $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
     for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
+    for (const name of ["target", "difference", "hidden"]) $(name).disabled = state.words; // they are about tokens
     $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
     $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
-    $("direction").setAttribute("aria-pressed", String(state.byColumn));
-    $("pin").setAttribute("aria-pressed", String(state.pinned));
+    $("words").hidden = !view.words;
+    for (const [id, name] of Object.entries(PRESSED)) $(id).setAttribute("aria-pressed", String(state[name]));
     $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
     $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
   }
+
+  const PRESSED = { words: "words", lines: "lines", direction: "byColumn", pin: "pinned" }; // buttons, and what they switch
 
   let gridDrawn = "";
   async function update(problem = "") {
@@ -1215,6 +1426,7 @@
     await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
     if (mine !== drawing) return;
     drawControls(problem);
+    drawText();
     const shown = [state.view, state.other, state.scale, state.palette, state.order, state.special].join();
     if (shown !== gridDrawn) {
       gridDrawn = shown;
@@ -1222,6 +1434,7 @@
     }
     drawSteps();
     writeAddress();
+    tip(null, null);
     await drawOne(mine);
     if (mine !== drawing) return;
     document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
@@ -1230,8 +1443,18 @@
   const toggle = (name) => { state[name] = !state[name]; update(); };
   const isOpen = () => state.layer >= 0;
 
+  /** Changes between tokens and words; the chosen row and column become those of the same place in the text. */
+  function toggleWords() {
+    const { words } = views[state.view];
+    if (!words) return;
+    const moved = (starts, place) => (place < 0 ? place : state.words ? starts[place] : wordOf(starts, place));
+    const row = moved(words.rowStarts, state.row), column = moved(words.columnStarts, state.column);
+    Object.assign(state, { row, column, words: !state.words, zoom: 1 });
+    update();
+  }
+
   function moveChosen(across, down) {
-    const view = views[state.view], clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
+    const view = shownView(state.view), clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
     choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
   }
 
@@ -1241,14 +1464,16 @@
     ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
     ["[", "the step before", () => moveStep(-1)],
     ["]", "the next step", () => moveStep(1)],
-    ["t", "outline the target of the pattern", () => toggle("target")],
-    ["d", "show the map minus the target", () => toggle("difference")],
+    ["w", "words in place of tokens", toggleWords],
+    ["l", "lines between the words in place of the map", () => toggle("lines")],
+    ["c", "by column: which tokens look at this one", () => $("direction").click()],
+    ["t", "outline where the pattern points", () => toggle("target")],
+    ["d", "show the map minus the pattern", () => toggle("difference")],
     ["s", "leave out special tokens", () => toggle("special")],
-    ["m", "show what an attack masked", () => toggle("hidden")],
-    ["c", "columns: which tokens look at this one", () => $("direction").click()],
+    ["m", "hatch what an attack hid", () => toggle("hidden")],
     ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
-    ["1", "colours: weight", () => { state.scale = "weight"; update(); }],
-    ["2", "colours: times even attention", () => { state.scale = "ratio"; update(); }],
+    ["1", "colours: attention weight", () => { state.scale = "weight"; update(); }],
+    ["2", "colours: multiple of even attention", () => { state.scale = "ratio"; update(); }],
     ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
     ["+", "zoom in", () => zoomBy(1.5)],
     ["-", "zoom out", () => zoomBy(1 / 1.5)],
@@ -1268,21 +1493,27 @@
       ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
     $("view").addEventListener("change", () => changeView(Number($("view").value)));
     $("other").addEventListener("change", () => changeOther(Number($("other").value)));
+    $("head").addEventListener("change", () => {
+      const [layer, head] = $("head").value.split(".").map(Number);
+      if ($("head").value) open(layer, head);
+      else close();
+    });
+    $("more").addEventListener("toggle", () => $("controls").classList.toggle("more", $("more").open));
     for (const name of ["scale", "palette", "order", "pattern"]) {
       $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
     }
     for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
     $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
     const clicks = {
-      close, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+      close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
       pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
       direction: () => {
         state.byColumn = !state.byColumn;
-        if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, views[state.view].columns.length - 1));
+        if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
         $("direction").setAttribute("aria-pressed", String(state.byColumn));
         writeAddress();
         repaint();
-        drawText();
+        drawRow();
       },
     };
     for (const suffix of ["png", "svg"]) {

@@ -107,6 +107,7 @@ def chromium(tmp_path_factory):
     # The path of the driver is given, because selenium would otherwise look for one to download.
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     driver.set_script_timeout(SECONDS)
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # else there are no focus events
     yield Browser(driver, downloads)
     driver.quit()
 

@@ -136,7 +136,7 @@ def test_a_comparison(browser, scheme, two, path):
     assert drawing.texts.count("layer 1, head 0") == 1
     assert drawing.texts.count("outlined: [Next]") == 2 and drawing.outlines == 2 * 4
     assert [text for text in drawing.texts if text in ROWS + COLUMNS] == 3 * (ROWS + COLUMNS)
-    for text, times in (("looks", 3), ("is looked at", 3), ("weight (not linear)", 2), ("0.05", 2), ("-0.25", 1)):
+    for text, times in (("looks", 3), ("is looked at", 3), ("attention weight (not linear)", 2), ("0.05", 2), ("-0.25", 1)):
         assert drawing.texts.count(text) == times
 
 
