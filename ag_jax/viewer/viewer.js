@@ -942,7 +942,7 @@
     }
     const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
       const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
-      const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times.toFixed(1)} × even)`;
+      const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
       return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
     });
     return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
@@ -1013,7 +1013,7 @@
     const links = queries.flatMap((q) => linked(panel, q).map((k) => [q, k]));
     const keys = panel.isAll ? [...columns.keys()] : links.map(([, k]) => k).sort((a, b) => a - b);
     const count = Math.max(queries.length, keys.length), step = Math.max(13, Math.min(22, (panel.high - 30) / count));
-    const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.3), high = count * step + 30;
+    const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.34), high = count * step + 30;
     const place = (list, one) => 26 + (list.indexOf(one) + 0.5 + (count - list.length) / 2) * step;
     const word = (names, list, x, anchor, axis) => list.map((one) => svgText(panel.isAll ? names[one] : `${names[one]} ${one}`, {
       x, y: place(list, one) + 4, "text-anchor": anchor, [`data-${axis}`]: one }));
