@@ -26,6 +26,8 @@ class WordTokenizer:
         return [WORDS.index(word) for word in text.split()]
 
     def locate_batch(self, texts):
+        """As of a tokenizer that does not know the words of the other language."""
+        texts = [text.replace("strassen", "<unk>") for text in texts]
         return [(self.encode(text), [match.span() for match in re.finditer(r"\S+", text)]) for text in texts]
 
     def encode_targets(self, texts):
