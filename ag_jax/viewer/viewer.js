@@ -1209,7 +1209,8 @@
 
   // ---------------------------------------------------------------- export
 
-  const headName = () => `layer${state.layer}_${state.head === views[state.view].heads ? "mean" : `head${state.head}`}`;
+  const headName = () => [`layer${state.layer}`, state.head === views[state.view].heads ? "mean" : `head${state.head}`,
+    ...(state.words ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
 
   /** Returns the name of a file: the models of views, their steps, and what the file shows. */
   function fileName(suffix, shown = headName(), numbers = compared()) {
@@ -1250,6 +1251,9 @@
     translate(x, y) { this.move(`translate(${x} ${y})`); }
     rotate(angle) { this.move(`rotate(${(angle * 180) / Math.PI})`); }
     beginPath() {}
+    moveTo(x1, y1) { this.start = { x1, y1 }; }
+    lineTo(x2, y2) { this.end = { x2, y2 }; }
+    stroke() { this.put("line", { ...this.start, ...this.end, stroke: this.strokeStyle, "stroke-width": this.lineWidth, "stroke-opacity": this.globalAlpha }); }
     rect(...box) { this.box = box; }
     clip() { // an svg element shows nothing outside of its box
       const [x, y, width, height] = this.box;
@@ -1290,8 +1294,10 @@
   /** Returns what is saved of the enlarged head, as width, height and a function that draws: each panel with its names and its bar. */
   function headSheet() {
     const shown = panels.filter((panel) => panel.map).map((panel) => {
-      const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
+      const { width, height } = panel.svg?.viewBox.baseVal ?? {};
+      const edge = panel.svg ? { x: 0, y: 0, width, height } : edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
       const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
+      if (panel.svg) names.push(`lines: the ${STRONGEST} largest weights of each row and all above ${STRONG}; the larger, the darker`);
       return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
     });
     const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
@@ -1303,14 +1309,32 @@
         writeLines(context, names, x, LINE, wide);
         context.save();
         context.translate(left, top);
-        drawMap(context, panel, edge, SAVED_RATIO, "#000");
+        if (panel.svg) drawLines(context, panel.svg);
+        else drawMap(context, panel, edge, SAVED_RATIO, "#000");
         context.restore();
-        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
-        fillUpwards(context, rows, x + 11, top + edge.y + edge.height / 2);
-        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
         x += wide + GAP;
+        if (panel.svg) continue;
+        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
+        fillUpwards(context, rows, left - 4, top + edge.y + edge.height / 2);
+        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
       }
     }];
+  }
+
+  /** Draws the words and the lines that the page shows, without what is chosen. */
+  function drawLines(context, drawn) {
+    for (const one of drawn.children) {
+      const [x, y, x1, y1, x2, y2, alpha] = ["x", "y", "x1", "y1", "x2", "y2", "stroke-opacity"].map((name) => Number(one.getAttribute(name)));
+      if (one.tagName === "text") write(context, one.textContent, x, y, one.getAttribute("text-anchor") === "end" ? "right" : "left");
+      else {
+        Object.assign(context, { strokeStyle: css(TABLES.BuPu[255]), lineWidth: 2, globalAlpha: alpha });
+        context.beginPath();
+        context.moveTo(x1, y1);
+        context.lineTo(x2, y2);
+        context.stroke();
+        context.globalAlpha = 1;
+      }
+    }
   }
 
   /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
