@@ -581,7 +581,7 @@
       const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
       if (mine !== drawing) return;
       const whole = withoutSpecial(one, stored);
-      const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
+      const signed = state.difference && !state.lines && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
       const map = signed ? minusTarget(one, whole) : whole;
       shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the pattern ${one.targets[shownPattern()].title}` : "") });
     }
@@ -629,7 +629,7 @@
       }
       return figure;
     }));
-    repaint();
+    if (areLines) repaint();
   }
 
   const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
@@ -916,20 +916,19 @@
       lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
     }
     $("largest").tBodies[0].replaceChildren(...lines);
-    const axis = state.byColumn ? "rows" : "columns";
+    const [axis, other] = state.byColumn ? ["columns", "rows"] : ["rows", "columns"];
     for (const strip of strips) {
-      const hasColours = list.length === strip.spans.length && strip.axis !== (state.byColumn ? "columns" : "rows");
+      const hasColours = list.length === strip.spans.length && strip.axis !== axis;
       strip.spans.forEach((span, place) => {
         const colour = hasColours ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
         span.style.backgroundColor = colour === null ? "" : css(colour);
         // Black and white have equal contrast at this luminance.
         span.style.color = colour === null ? "" : luminance(colour) > 0.179 ? "#000" : "#fff";
-        span.classList.toggle("chosen", strip.axis !== axis && place === chosen);
+        span.classList.toggle("chosen", strip.axis !== other && place === chosen);
       });
     }
-    const line = state.byColumn ? "column" : "row";
     $("text-legend").textContent = list.length
-      ? `The words of the text have the colours of ${line} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
+      ? `The words of the text have the colours of ${axis.slice(0, -1)} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
     say(state.row, state.column);
   }
 
@@ -943,7 +942,7 @@
     }
     const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
       const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
-      const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times.toFixed(1)} × even)`;
+      const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
       return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
     });
     return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
@@ -1014,7 +1013,7 @@
     const links = queries.flatMap((q) => linked(panel, q).map((k) => [q, k]));
     const keys = panel.isAll ? [...columns.keys()] : links.map(([, k]) => k).sort((a, b) => a - b);
     const count = Math.max(queries.length, keys.length), step = Math.max(13, Math.min(22, (panel.high - 30) / count));
-    const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.3), high = count * step + 30;
+    const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.34), high = count * step + 30;
     const place = (list, one) => 26 + (list.indexOf(one) + 0.5 + (count - list.length) / 2) * step;
     const word = (names, list, x, anchor, axis) => list.map((one) => svgText(panel.isAll ? names[one] : `${names[one]} ${one}`, {
       x, y: place(list, one) + 4, "text-anchor": anchor, [`data-${axis}`]: one }));
