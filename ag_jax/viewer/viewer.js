@@ -1172,7 +1172,7 @@
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
       return { layer, masses };
     }).filter(({ masses }) => masses.some((mass) => !Number.isNaN(mass)));
-    const left = 34, right = 560, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
+    const wide = Math.min(720, innerWidth - 48), left = 34, right = wide - 80, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
     const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
     const x = (at) => left + ((right - left) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     for (const line of lines) {
@@ -1195,7 +1195,7 @@
       text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
     const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
     const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
-    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 640 ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
+    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
       make("p", { className: "hint", textContent: title }));
   }
 
