@@ -1172,7 +1172,7 @@
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
       return { layer, masses };
     }).filter(({ masses }) => masses.some((mass) => !Number.isNaN(mass)));
-    const left = 34, right = 560, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
+    const wide = Math.min(720, innerWidth - 48), left = 34, right = wide - 80, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
     const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
     const x = (at) => left + ((right - left) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     for (const line of lines) {
@@ -1195,7 +1195,7 @@
       text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
     const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
     const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
-    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 640 ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
+    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
       make("p", { className: "hint", textContent: title }));
   }
 
@@ -1208,7 +1208,8 @@
 
   // ---------------------------------------------------------------- export
 
-  const headName = () => `layer${state.layer}_${state.head === views[state.view].heads ? "mean" : `head${state.head}`}`;
+  const headName = () => [`layer${state.layer}`, state.head === views[state.view].heads ? "mean" : `head${state.head}`,
+    ...(state.words ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
 
   /** Returns the name of a file: the models of views, their steps, and what the file shows. */
   function fileName(suffix, shown = headName(), numbers = compared()) {
@@ -1249,6 +1250,9 @@
     translate(x, y) { this.move(`translate(${x} ${y})`); }
     rotate(angle) { this.move(`rotate(${(angle * 180) / Math.PI})`); }
     beginPath() {}
+    moveTo(x1, y1) { this.start = { x1, y1 }; }
+    lineTo(x2, y2) { this.end = { x2, y2 }; }
+    stroke() { this.put("line", { ...this.start, ...this.end, stroke: this.strokeStyle, "stroke-width": this.lineWidth, "stroke-opacity": this.globalAlpha }); }
     rect(...box) { this.box = box; }
     clip() { // an svg element shows nothing outside of its box
       const [x, y, width, height] = this.box;
@@ -1289,8 +1293,10 @@
   /** Returns what is saved of the enlarged head, as width, height and a function that draws: each panel with its names and its bar. */
   function headSheet() {
     const shown = panels.filter((panel) => panel.map).map((panel) => {
-      const edge = edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
+      const { width, height } = panel.svg?.viewBox.baseVal ?? {};
+      const edge = panel.svg ? { x: 0, y: 0, width, height } : edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
       const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
+      if (panel.svg) names.push(`lines: the ${STRONGEST} largest weights of each row and all above ${STRONG}; the larger, the darker`);
       return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
     });
     const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
@@ -1302,14 +1308,32 @@
         writeLines(context, names, x, LINE, wide);
         context.save();
         context.translate(left, top);
-        drawMap(context, panel, edge, SAVED_RATIO, "#000");
+        if (panel.svg) drawLines(context, panel.svg);
+        else drawMap(context, panel, edge, SAVED_RATIO, "#000");
         context.restore();
-        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
-        fillUpwards(context, rows, x + 11, top + edge.y + edge.height / 2);
-        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
         x += wide + GAP;
+        if (panel.svg) continue;
+        write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
+        fillUpwards(context, rows, left - 4, top + edge.y + edge.height / 2);
+        drawBar(context, left + edge.x - 12, bottom, panel.signed, "#000");
       }
     }];
+  }
+
+  /** Draws the words and the lines that the page shows, without what is chosen. */
+  function drawLines(context, drawn) {
+    for (const one of drawn.children) {
+      const [x, y, x1, y1, x2, y2, alpha] = ["x", "y", "x1", "y1", "x2", "y2", "stroke-opacity"].map((name) => Number(one.getAttribute(name)));
+      if (one.tagName === "text") write(context, one.textContent, x, y, one.getAttribute("text-anchor") === "end" ? "right" : "left");
+      else {
+        Object.assign(context, { strokeStyle: css(TABLES.BuPu[255]), lineWidth: 2, globalAlpha: alpha });
+        context.beginPath();
+        context.moveTo(x1, y1);
+        context.lineTo(x2, y2);
+        context.stroke();
+        context.globalAlpha = 1;
+      }
+    }
   }
 
   /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */

@@ -44,10 +44,10 @@ def path(two, tmp_path_factory):
 
 
 class Drawing:
-    """An SVG that was saved: its texts, and its pictures with their places in it."""
+    """An SVG that was saved: its texts, its pictures with their places in it, its outlines, and its lines."""
 
     def __init__(self, path):
-        self.texts, self.pictures, self.outlines = [], [], 0
+        self.texts, self.pictures, self.outlines, self.lines = [], [], 0, []
         root = xml.etree.ElementTree.fromstring(path.read_text())
         self.size = float(root.get("width")), float(root.get("height"))
         self._read(root, 0.0, 0.0)
@@ -66,6 +66,8 @@ class Drawing:
             pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), float)
             x, y, wide, high = (float(element.get(name)) for name in ("x", "y", "width", "height"))
             self.pictures.append((pixels, (x + left, y + top, wide, high)))
+        if element.tag == f"{SVG}line":
+            self.lines.append({name: float(element.get(name)) for name in ("y1", "y2", "stroke-opacity")})
         self.outlines += element.tag == f"{SVG}rect" and element.get("stroke") == "#0072B2"
         for child in element:
             self._read(child, left, top)
@@ -136,7 +138,13 @@ def test_a_comparison(browser, scheme, two, path):
     assert drawing.texts.count("layer 1, head 0") == 1
     assert drawing.texts.count("outlined: [Next]") == 2 and drawing.outlines == 2 * 4
     assert [text for text in drawing.texts if text in ROWS + COLUMNS] == 3 * (ROWS + COLUMNS)
-    for text, times in (("looks", 3), ("is looked at", 3), ("attention weight (not linear)", 2), ("0.05", 2), ("-0.25", 1)):
+    for text, times in (
+        ("looks", 3),
+        ("is looked at", 3),
+        ("attention weight (not linear)", 2),
+        ("0.05", 2),
+        ("-0.25", 1),
+    ):
         assert drawing.texts.count(text) == times
 
 
@@ -156,6 +164,25 @@ def test_the_mean_of_a_layer_and_the_page_that_is_zoomed(browser, two, path):
         at = int(2 * (y + (q + 0.5) * high / 4)), int(2 * (x + (k + 0.5) * wide / 6))
         assert np.abs(png[at] - expected.reshape(4, 6, 3)[q, k]).max() <= 8
     assert [text for text in drawing.texts if text in ROWS + COLUMNS] == [*ROWS[1:3], *COLUMNS[2:4]]
+
+
+def test_lines(browser, scheme, two, path):
+    """The three largest weights of each row and those above .1, as opaque as their square root, in both models."""
+    scheme("dark")
+    browser.open(path, "l=1&h=2&o=1&i=1&r=2")
+    drawing, png = both(browser, "", "first_Encoder_step0_and_second_Encoder_step1_layer1_head2_lines")
+    check_page(png)
+    expected = []
+    for view in two:
+        for q, row in enumerate(view.weights_NHQK[1, 2]):
+            shown = {*np.argsort(-row)[:3], *np.nonzero(row > 0.1)[0]}
+            expected += [(q, k, row[k] ** 0.5) for k in sorted(shown) if row[k] >= 0.0005]
+    # The words are 22 units apart, the 4 rows in the middle of the 6 columns.
+    found = [
+        ((line["y1"] - 26) / 22 - 1.5, (line["y2"] - 26) / 22 - 0.5, line["stroke-opacity"]) for line in drawing.lines
+    ]
+    np.testing.assert_allclose(sorted(found), sorted(expected), atol=0.01)
+    assert drawing.texts.count("looks") == drawing.texts.count("is looked at") == drawing.texts.count("row2") == 2
 
 
 def test_all_heads(browser, scheme, two, path):
