@@ -3,7 +3,7 @@
     view = View("step 1,100", model="ag-seed0", columns=tokens, weights_NHQK=weights)
     html = page("ag-seed0", [view])
 
-The file holds a script `viewer.js` and these elements, which the script reads:
+The file holds a script, which is `SCRIPTS`, and these elements, which the script reads:
 
 * `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_describe`);
 * `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
@@ -40,6 +40,7 @@ BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}
 BYTES_OF_A_COARSE_CELL = 0.42  # of the overview
 LARGEST_FULL = 4_000_000  # bytes of maps from which on they are stored as pictures
 FOLDER = pathlib.Path(__file__).parent
+SCRIPTS = ("lines.js", "saved.js", "viewer.js")  # one script; the last one begins to draw
 Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
 Words = Sequence[tuple[str, int]]  # (word, its first token)
 
@@ -227,8 +228,8 @@ def page(
         f'<script type="{"application/json" if name == "meta" else "text/plain"}" id="{name}">{text}</script>'
         for name, text in zip(names, texts, strict=True)
     ]
-    style, script, body = (
-        (FOLDER / f"viewer.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js", "html")
+    style, body, *scripts = (
+        (FOLDER / name).read_text(encoding="utf-8") for name in ("viewer.css", "viewer.html", *SCRIPTS)
     )
     before, between, after = body.split("<!-- DATA -->")[0], *body.split("<!-- DATA -->")[1].split("<!-- SCRIPT -->")
     head = f"{GENERATOR}\n<title>{html.escape(title)}</title>\n<style>\n{style}</style>"
@@ -237,7 +238,7 @@ def page(
             before.replace("<!-- HEAD -->", head, 1),
             "\n".join(elements),
             between,
-            f"<script>\n{script}</script>",
+            "<script>\n{}</script>".format("\n".join(scripts)),
             after,
         ]
     )

@@ -443,7 +443,7 @@ def test_controls_are_in_a_line_and_the_rest_under_more(browser, window, path, w
     assert len(found) == named and (width < 900 or np.ptp(found) < 12)
     assert not browser.run("return document.getElementById('palette').checkVisibility()")
     browser.driver.find_element("css selector", "#more summary").click()
-    assert browser.run("return ['palette', 'other'].every((id) => document.getElementById(id).checkVisibility())")
+    browser.wait("['palette', 'other'].every((id) => document.getElementById(id).checkVisibility())", "the controls")
 
 
 def test_hostile_tokens_are_text(browser, tmp_path):
