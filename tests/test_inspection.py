@@ -475,10 +475,15 @@ def test_a_read_only_run_is_inspected_and_evaluated(places, drawn, tmp_path, mon
             assert written.is_relative_to(place) and written.read_text() == said
 
 
+def meta_of(path):
+    """What a page says about itself."""
+    (meta,) = re.findall(r'id="meta">(.*?)</script>', path.read_text(encoding="utf-8"))
+    return json.loads(meta)
+
+
 def views_of(path):
     """The views of a page."""
-    (meta,) = re.findall(r'id="meta">(.*?)</script>', path.read_text(encoding="utf-8"))
-    return json.loads(meta)["views"]
+    return meta_of(path)["views"]
 
 
 def page(place, path, capsys, **more):
@@ -495,6 +500,7 @@ def test_a_page_in_place_of_figures_and_one_of_several_models_and_steps(places, 
     models = [f"{tmp_path.name}/run", f"{places.name}/run", f"{places.name}/hf"]
     assert [view["model"] for view in found] == models
     assert [view["name"] for view in found] == [f"{models[0]}, step 0", f"{models[1]}, step 0", models[2]]
+    assert meta_of(tmp_path / "new" / "maps.html")["other"] == 1  # the first of `against` is compared
     (view,) = page(place, tmp_path / "new" / "maps.html", capsys)  # written over the first page
     assert not (place / "figures").exists()
     assert (view["name"], view["step"], view["kind"], len(view["columns"])) == ("run, step 0", 0, "Encoder", 16)

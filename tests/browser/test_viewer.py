@@ -224,6 +224,7 @@ def test_the_keys(browser, path):
     assert (browser.state()["l"], browser.state()["h"]) == ("1", "3")  # the mean of the heads
     browser.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "1")
+    assert browser.text("line").startswith("“row2” (2) looks at “column1” (1): ")
     for key, short in (("t", "t"), ("d", "d"), ("s", "x"), ("m", "m")):
         browser.act(lambda key=key: browser.press(key))
         assert browser.state()[short] == "1"
@@ -281,6 +282,22 @@ def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
 
 PIECES = ("<s>", "re", "·build", "·ing", "our", "road", "·s", ".", "</s>")
 WORDS = (("<s>", 0), ("rebuilding", 1), ("our", 4), ("roads", 5), (".", 7), ("</s>", 8))
+
+
+def test_a_finger_chooses_and_hides_no_map(browser, path):
+    """It gets in the line what a pointer gets beside itself."""
+    browser.open(path, "l=1&h=1")
+    at = browser.run(
+        """const canvas = document.querySelector("#maps canvas"), { x, y, cell } = canvas.dataset;
+        canvas.scrollIntoView();
+        const box = canvas.getBoundingClientRect();
+        return { x: box.x + Number(x) + 5.5 * cell, y: box.y + Number(y) + 3.5 * cell };"""
+    )
+    for kind, points in (("touchStart", [at]), ("touchEnd", [])):
+        browser.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    assert (browser.state()["r"], browser.state()["c"]) == ("3", "5")
+    assert browser.text("line").startswith("“row3” (3) looks at “column5” (5): ")
+    assert browser.run("return document.getElementById('tip').hidden")
 
 
 def between_words(weights_QK):

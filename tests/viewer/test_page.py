@@ -59,6 +59,31 @@ def test_every_head_is_in_the_page(detail, precision):
             assert np.abs(found - every_NHQK[layer, head]).max() < 0.01
 
 
+@pytest.mark.parametrize("detail", ["full", "picture"])
+def test_attention_between_words_is_stored_where_it_fits(detail):
+    """Of every head that has a map, from the exact weights; and of none if the page would be too large."""
+    words = [(f"w{at}", at) for at in (0, 1, 4, 5, 8)]
+    view = views.view(words=words, whole=[(1, 2), (0, 0)])
+    small, large = (elements(pages.page("t", [view], detail, most_bytes=most)) for most in (1e6, 0))
+    assert [name for name in small if name.startswith("words-")] == ["words-0-1-2", "words-0-0-0"]
+    assert not any(name.startswith("words-") for name in large)
+    rows_WQ = np.zeros((5, 9))
+    for word, columns in enumerate(([0], [1, 2, 3], [4], [5, 6, 7], [8])):
+        rows_WQ[word, columns] = 1
+    exact = rows_WQ / rows_WQ.sum(1, keepdims=True) @ view.weights_NHQK[1, 2] @ rows_WQ.T
+    data = zlib.decompress(base64.b64decode(small["words-0-1-2"]), -15)
+    assert np.abs(decode_map(data, 5, 5, pages.PRECISIONS[detail]) - exact).max() < 0.011
+    described = described_of(view)
+    assert described["words"]["columns"] == [word for word, _ in words] and described["words"]["rowStarts"] == [
+        0,
+        1,
+        4,
+        5,
+        8,
+    ]
+    assert described_of(views.view(words=[(f"w{at}", at) for at in range(9)]))["words"] is None  # they are the tokens
+
+
 def test_numbers_are_those_of_the_weights():
     view = views.view()
     described = described_of(view)
