@@ -464,7 +464,7 @@ function drawGrid() {
     const names = paired(head).map(([, one, own]) => {
       if (own < 0 || layer >= one.layers) return `${one.name} has no such head`;
       const mass = one.targets[one.guided[layer][own]]?.mass[layer][own];
-      return (state.other < 0 ? "" : `${one.name}: `) + nameOf(one, layer, own) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`);
+      return (state.other < 0 ? "" : `${one.name}: `) + nameOf(one, layer, own) + (mass == null ? "" : `, with ${mass.toFixed(2)} of its attention`);
     });
     const cell = make("div", {
       className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),

@@ -79,7 +79,7 @@ def test_the_grid_has_all_heads_in_their_places(browser, plain, path):
     labels = browser.run(f"return {cells}.map((cell) => cell.getAttribute('aria-label'))")
     mass = plain.targets["next"].mass_NH
     for (n, h), label in zip(np.ndindex(2, 4), labels, strict=True):
-        guided = f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else ""
+        guided = f", guided towards [Next], with {mass[n, 0]:.2f} of its attention" if h == 0 else ""
         assert label == f"layer {n}, {f'head {h}' if h < 3 else 'mean of heads'}{guided}"
     letters = browser.run(f"return {cells}.map((one) => one.querySelector('.letter')?.textContent)")
     assert letters == ["N", None, None, None] * 2
