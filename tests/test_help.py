@@ -135,7 +135,9 @@ def test_the_wheel_has_the_configs(tmp_path):
     folder = built / "ag_jax/configs"
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
     assert found == {f"{name}.py" for name in config_files.packaged()}
-    assert {"viewer.html", "viewer.css", "viewer.js"} <= set(os.listdir(built / "ag_jax" / "viewer"))
+    assert {"viewer.html", "viewer.css", "viewer.js", "lines.js", "saved.js"} <= set(
+        os.listdir(built / "ag_jax" / "viewer")
+    )
     code = """
 from ag_jax import main
 from ag_jax.settings import config_files

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax.analysis import maps
+from ag_jax.analysis import maps, words
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
 from ag_jax.analysis.report import table_of_layers
 from ag_jax.analysis.tables import Table
@@ -154,9 +154,13 @@ def attacked_text(attack: AttackSetup, tokenizer: Tokenizer, text: AttentionMaps
     plain_NBHQK, attacked_NBHQK, masked_NBHQK, rows = _both(attack.attacked, attack.make_batch(text.ids_L), 0)
     (ids_L,) = np.asarray(rows["tokens"])
     tokens = tuple(tokenizer.tokens(ids_L.tolist()))
-    windows = attack.attacked.model.config.windows
+    more: dict[str, Any] = {
+        "model": text.model,
+        "windows": attack.attacked.model.config.windows,
+        "words": words.renamed(text.words, tokens, ids_L != text.ids_L),
+    }
     plain, attacked = (
-        AttentionMaps(tokens, ids_L, weights_NBHQK[:, 0], text.left_out, model=text.model, windows=windows)
+        AttentionMaps(tokens, ids_L, weights_NBHQK[:, 0], text.left_out, **more)
         for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
     masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]

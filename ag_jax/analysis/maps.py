@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ag_jax.analysis import words as word_groups
 from ag_jax.analysis.tables import Table
+from ag_jax.analysis.words import Words
 from ag_jax.attention import patterns
 from ag_jax.attention.assignment import Assignment, is_usable
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
@@ -37,7 +39,7 @@ from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 from ag_jax.viewer import colours
 from ag_jax.viewer.notebook import NotebookView
-from ag_jax.viewer.page import Target, View, heading
+from ag_jax.viewer.page import Target, View
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
@@ -99,6 +101,8 @@ class AttentionMaps:
     model: name of the model and its training step, for people; empty if it is not known.
     windows: for each layer, the window to which its attention is limited, or None (`EncoderConfig.windows`); empty if
         no layer has one.
+    words: the words of the text, with the tokens of each, which are columns; empty if they are not known.
+    query_words: those of the rows; empty if they are those of the columns.
     """
 
     tokens: tuple[str, ...]
@@ -112,6 +116,8 @@ class AttentionMaps:
     text: str = ""
     model: str = ""
     windows: tuple[int | None, ...] = ()
+    words: Words = ()
+    query_words: Words = ()
 
     __repr__ = one_line
 
@@ -180,7 +186,7 @@ class AttentionMaps:
             raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
         views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
-        return NotebookView(heading(" ".join(self.tokens)), views, detail)
+        return NotebookView(f"Attention of {self.model}" if self.model else "Attention", views, detail)
 
     @property
     def window_of_layer(self) -> tuple[int | None, ...]:
@@ -260,6 +266,7 @@ def attention_maps(
         without=without,
         text=text,
         windows=model.config.windows,
+        words=word_groups.tokenized(tokenizer, text, ids[len(begin) : -1], len(begin)),
     )
 
 
@@ -425,7 +432,6 @@ def viewer_view(
     model: str,
     special: PatternTokens | None,
     assignment: Assignment,
-    note: str = "",
     **more: Any,
 ) -> View:
     """Return attention maps as a view of the interactive page, with each head's attention mass on all patterns.
@@ -433,7 +439,6 @@ def viewer_view(
     name: what tells this view from the others of the page.
     model: name of the model.
     special: None leaves out the patterns that look for certain tokens.
-    note: what the page says about the view, behind what part of a text that was cut the maps show.
     more: other fields of `viewer.page.View`.
     """
     names = pattern_names(maps, assignment)
@@ -446,12 +451,16 @@ def viewer_view(
         colour = colours.CATEGORIES[order.index(pattern) % len(colours.CATEGORIES)]
         target_QK, has_target_Q, mass_NH, chance_N = patterns_of_maps[pattern]
         view_targets[pattern] = Target(target_QK, has_target_Q, title(pattern), colour, mass_NH, chance_N)
-    cut_off = f"The maps show {maps.part}: the last {maps.left_out} were cut off." if maps.part else ""
+    rows, row_words = maps.query_tokens, maps.query_words
+    fields: dict[str, Any] = {"texts": ("Source", "Translation")} if maps.kind == "cross" else {}
+    if maps.words:
+        fields["words"] = word_groups.groups(maps.tokens, maps.words)
+        fields["row_words"] = None if rows is None else word_groups.groups(rows, row_words)
     return View(
         name=name,
         model=model,
-        columns=maps.tokens,
-        rows=maps.query_tokens,
+        columns=word_groups.labels(maps.tokens, maps.words),
+        rows=None if rows is None else word_groups.labels(rows, row_words),
         # Hard-coded attention that is not normalised may have weights above 1.
         weights_NHQK=np.minimum(maps.weights_NHQK, 1) if maps.is_fixed else maps.weights_NHQK,
         kind=maps.title,
@@ -460,8 +469,8 @@ def viewer_view(
         special=[place for place, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
         is_causal=maps.kind == "decoder",
         windows=maps.windows,
-        note=f"{cut_off} {note}".strip(),
-        **more,
+        left_out=maps.left_out,
+        **(fields | more),
     )
 
 

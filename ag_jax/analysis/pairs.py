@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax.analysis import maps
+from ag_jax.analysis import maps, words
 from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tokenizers import Tokenizer
@@ -57,14 +57,14 @@ def pair_maps(
     """
     check_unicode(source + target, "the texts")
     # Without spaces around them, as in training and in translations.
-    words = list(tokenizer.encode(source.strip())) if source.strip() else []
-    if not words:
+    encoded = list(tokenizer.encode(source.strip())) if source.strip() else []
+    if not encoded:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
     room = min(max_tokens, model.config.max_length) - 1
     translated = list(tokenizer.encode_targets([target.strip()])[0]) if target.strip() else []
     specials = tokenizer.specials
     begins = model.decoder_config.start == "begin"
-    source_ids = [*maps.cut(words, room, "source"), specials.end]
+    source_ids = [*maps.cut(encoded, room, "source"), specials.end]
     # In place of the padding token the decoder reads the zero vector, as `decoder.start=zero` says.
     target_ids = [specials.begin if begins else specials.pad, *maps.cut(translated, room, "target")]
     source_L, target_L = np.asarray(source_ids, np.int32), np.asarray(target_ids, np.int32)
@@ -76,11 +76,20 @@ def pair_maps(
     source_tokens = tuple(tokenizer.tokens(source_ids))
     start = tokenizer.tokens(target_ids[:1]) if begins else [START]
     target_tokens = (*start, *tokenizer.tokens(target_ids[1:]))
-    left_out = max(0, len(words) - room), max(0, len(translated) - room)
+    left_out = max(0, len(encoded) - room), max(0, len(translated) - room)
+    source_words = words.tokenized(tokenizer, source.strip(), source_ids[:-1], 0)
+    target_words = words.tokenized(tokenizer, target.strip(), target_ids[1:], 1)
     fixed = [bool(config.fixed_attention.offsets) for config in (model.config, model.decoder_config)]
     return PairMaps(
         AttentionMaps(
-            source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0], without=without, text=source
+            source_tokens,
+            source_L,
+            encoder_NHSS,
+            left_out[0],
+            is_fixed=fixed[0],
+            without=without,
+            text=source,
+            words=source_words,
         ),
         AttentionMaps(
             target_tokens,
@@ -91,6 +100,7 @@ def pair_maps(
             is_fixed=fixed[1],
             without=without,
             text=target,
+            words=target_words,
         ),
         AttentionMaps(
             source_tokens,
@@ -101,6 +111,8 @@ def pair_maps(
             target_tokens,
             without=without,
             text=f"{source} → {target}",
+            words=source_words,
+            query_words=target_words,
         ),
     )
 

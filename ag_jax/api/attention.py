@@ -1,9 +1,7 @@
 """A model's attention to a text, as arrays and as a page."""
 
 import dataclasses
-import functools
 import os
-import re
 import tempfile
 import webbrowser
 
@@ -11,7 +9,6 @@ import numpy as np
 from etils import epath
 
 from ag_jax.analysis.maps import AttentionMaps, Heads
-from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import terminal
 from ag_jax.inspection import pages
 from ag_jax.inspection.looking import look
@@ -25,14 +22,12 @@ class Attention:
 
     text: the text of the keys.
     maps: the weights with their tokens.
-    tokenizer: the model's tokenizer.
     decoder: of a model that translates, the decoder's attention to the translation; else None.
     cross: of a model that translates, the attention of the translation (queries) to the text (keys); else None.
     """
 
     text: str
     maps: AttentionMaps
-    tokenizer: Tokenizer
     _view: NotebookView
     decoder: "Attention | None" = None
     cross: "Attention | None" = None
@@ -52,28 +47,15 @@ class Attention:
         """The tokens that attend, as text: the queries, which are other tokens than the keys in `cross` alone."""
         return self.maps.row_tokens
 
-    @functools.cached_property
+    @property
     def words(self) -> tuple[tuple[str, int, int], ...]:
-        """The words of the keys, split at white space: (word, its first token, the token after its last).
+        """The words of the keys: (word, its first token, the token after its last).
 
-        The sum of `weights[..., first:end]` over these tokens is the attention to the word. Special tokens and tokens
-        of white space alone belong to no word. Of a text that was cut off, the last word may have fewer tokens.
-
-        Raises ValueError for a translation whose tokenizer has a model of its own for the target.
+        The sum of `weights[..., first:end]` over these tokens is the attention to the word. Punctuation marks are words
+        of their own. Special tokens and tokens of white space alone belong to no word. Of a text that was cut off, the
+        last word may have fewer tokens.
         """
-        [(ids, places)] = self.tokenizer.locate_batch([self.text])
-        shown = [int(id) for id in self.maps.ids_L]
-        begin, end = int(shown[:1] != ids[:1]), len(shown) - int(shown[-1] == self.tokenizer.specials.end)
-        if shown[begin:end] != ids[: end - begin]:
-            raise ValueError(f"the words of {self.text!r} are not known with this tokenizer: use the tokens")
-        words = list(re.finditer(r"\S+", self.text))
-        tokens: dict[int, list[int]] = {}
-        for token, (_, stop) in enumerate(places[: end - begin], begin):
-            # A token may begin with the space before its word, and so belongs to the word of its last character.
-            owner = next((number for number, word in enumerate(words) if word.start() < stop <= word.end()), None)
-            if owner is not None:
-                tokens.setdefault(owner, []).append(token)
-        return tuple((words[owner].group(), places[0], places[-1] + 1) for owner, places in tokens.items())
+        return self.maps.words
 
     def save(self, path: str | os.PathLike) -> epath.Path:
         """Write a web page with all heads, which opens in a browser without a network, and return its path."""
@@ -114,8 +96,8 @@ def attention(opened: Inspected, text: str, target: str | None, without: Heads) 
         raise ValueError(f"expected heads (layer, head) from (0, 0) to {(layers - 1, heads - 1)}, got {strange[0]}")
     seen = look(opened, text, target, without)
     views = pages.views_of(seen, opened.name)
-    page = NotebookView(f"Attention to: {text}", views)
+    page = NotebookView(f"Attention of {opened.name}", views)
     of_kinds = {maps.kind: maps for maps, _ in seen.shown}
     keys = {"encoder": text, "decoder": seen.target or "", "cross": text}
-    by_kind = {kind: Attention(keys[kind], maps, opened.tokenizer, page) for kind, maps in of_kinds.items()}
+    by_kind = {kind: Attention(keys[kind], maps, page) for kind, maps in of_kinds.items()}
     return dataclasses.replace(by_kind["encoder"], decoder=by_kind.get("decoder"), cross=by_kind.get("cross"))

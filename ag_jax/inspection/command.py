@@ -53,7 +53,7 @@ def inspect(
         )
     else:
         views = pages.make_views(page, seen, text, zeroed)
-        paths = [pages.write(page, f"Attention to: {text}", views)]
+        paths = [pages.write(page, f"Attention of {opened.directory.name}", views)]
     for path in paths:
         print(f"{'drawn' if page is None else 'written, to open in a browser'}: {storage.link(path)}")
     return paths

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -59,14 +60,14 @@ def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
     """Write the HTML file of a page with these views of attention maps and return its path."""
     file = _file(page.path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(viewer.page(viewer.heading(title), views), encoding="utf-8")
+    file.write_text(viewer.page(title, views), encoding="utf-8")
     return file
 
 
 def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
     """Return the views of attention maps on a page: of a model, of its other steps, and of further models.
 
-    All are of the same text and translation.
+    All are of the same text and translation. The first of the further models is compared with the first view.
 
     seen: the attention of the first model.
 
@@ -81,7 +82,10 @@ def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
     first, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
     views = _of_steps(page, seen, first, text, without, heads) if page.steps else views_of(seen, first)
     for other, name in zip(others, names, strict=True):
-        views += views_of(look(other, text, seen.target if other.translator else None, without), name)
+        of_other = views_of(look(other, text, seen.target if other.translator else None, without), name)
+        if other is others[0]:
+            of_other[0] = dataclasses.replace(of_other[0], is_compared=True)
+        views += of_other
     return views
 
 
@@ -137,6 +141,16 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
     return [int(step) for step in page.steps]
 
 
+def _texts(seen: Seen, kind: maps.Kind) -> dict[str, Any]:
+    """Return the fields of a view that name its text and print the other text of a model that translates."""
+    if seen.target is None or kind == "cross":
+        return {}
+    source, target = (attention.text for attention, _ in seen.shown[:2])
+    if kind == "decoder":
+        return {"texts": ("Translation",), "other_texts": (("Source", source),)}
+    return {"texts": ("Source",), "other_texts": (("Translation", target),)}
+
+
 def views_of(seen: Seen, model: str) -> list[View]:
     """Return the maps that a page shows of a model at a step: its self- and cross-attention, and that under attack.
 
@@ -148,7 +162,15 @@ def views_of(seen: Seen, model: str) -> list[View]:
     for attention, assignment in seen.shown:
         kind = "" if len(seen.shown) == 1 and not attention.without else f", {attention.title}"
         views.append(
-            maps.viewer_view(attention, f"{model}{step}{kind}", model, opened.special, assignment, step=opened.step)
+            maps.viewer_view(
+                attention,
+                f"{model}{step}{kind}",
+                model,
+                opened.special,
+                assignment,
+                step=opened.step,
+                **_texts(seen, attention.kind),
+            )
         )
     attacked = seen.attacked
     if attacked is not None and opened.attack is not None:
@@ -166,6 +188,7 @@ def views_of(seen: Seen, model: str) -> list[View]:
                 hidden_NHQK=masked,
                 before_NHQK=None if masked is None else attacked.plain.weights_NHQK,
                 note=opened.attack.note,
+                **_texts(seen, attention.kind),
             )
             views.append(view)
     return views

@@ -18,7 +18,7 @@ import base64
 import dataclasses
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -103,9 +103,19 @@ def coarse(weights_NHQK: np.ndarray) -> np.ndarray:
     return largest(weights_NHQK, size, size)
 
 
-def overview(weights_NHQK: np.ndarray) -> bytes:
-    """Return the bytes of the overview of all heads: reduced maps as levels, head by head, column by column."""
-    return levels(np.swapaxes(coarse(weights_NHQK), -1, -2), COARSE).tobytes()
+def overview(tiles_NHQK: np.ndarray) -> bytes:
+    """Return the bytes of the overview of reduced maps (`coarse`): levels, head by head, column by column."""
+    return levels(np.swapaxes(tiles_NHQK, -1, -2), COARSE).tobytes()
+
+
+def between_words(weights_QK: np.ndarray, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+    """Return attention between words: the sum over the columns of a word, and the mean over the rows of a word.
+
+    rows, columns: the first token of each word, from 0 on; a word reaches to the next one.
+    """
+    sums_QK = np.add.reduceat(weights_QK.astype(np.float64), columns, axis=1)
+    counts_Q = np.diff([*rows, len(weights_QK)])
+    return np.add.reduceat(sums_QK, rows, axis=0) / counts_Q[:, None]
 
 
 def bits(flags_QK: np.ndarray) -> bytes:

@@ -50,7 +50,7 @@ class NotebookView:
                 overviews = pages.expected_bytes([dataclasses.replace(view, whole=()) for view in views], detail)
                 share = max(MOST_BYTES - overviews, 0) / (size - overviews) if size > overviews else 0.0
                 views = [_with_fewer_heads(view, share) for view in views]
-        text = pages.page(self.title, views, detail)
+        text = pages.page(self.title, views, detail, most_bytes=MOST_BYTES)
         if len(text) > 1.5 * MOST_BYTES:
             logging.getLogger(__name__).warning(
                 "this output has %.0f MB: `.save('maps.html')` writes the page beside the notebook instead",

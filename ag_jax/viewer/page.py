@@ -3,11 +3,15 @@
     view = View("step 1,100", model="ag-seed0", columns=tokens, weights_NHQK=weights)
     html = page("ag-seed0", [view])
 
-The file holds a script `viewer.js` and these elements, which the script reads:
+The file holds a script, which is `SCRIPTS`, and these elements, which the script reads:
 
 * `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_describe`);
 * `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
-* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`);
+* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`). Behind the last head of a layer
+  is the mean of its heads, here, in the overview, and in lists of `meta` with a value for each head. Large pages,
+  and views that store the maps of some heads only, have no map of it (`_has_means`);
+* `words-V-N-H`: its attention between words instead of tokens (`encode.between_words`), in the same form. A page that
+  would be larger than `LARGEST_FULL` with these has none, and the script sums the weights of `map-V-N-H`;
 * `hidden-V-N-H`: which cells an attack masked (`encode.bits`).
 
 Numbers that may be quoted, such as masses, are computed here from the weights, not from what is stored.
@@ -20,24 +24,25 @@ import html
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.viewer import colours, encode
-from ag_jax.viewer.encode import FULL, PICTURE, Precision
+from ag_jax.viewer.encode import FULL, PICTURE
 
-FORMAT = 1
+FORMAT = 2
 GENERATOR = '<meta name="generator" content="ag_jax">'  # in every page
 PRECISIONS = {"full": FULL, "picture": PICTURE}
 # Of 144 heads of a published BERT at 512 tokens; forecasts for others.
 BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}
 BYTES_OF_A_COARSE_CELL = 0.42  # of the overview
 LARGEST_FULL = 4_000_000  # bytes of maps from which on they are stored as pictures
-LONGEST_HEADING = 100  # characters
 FOLDER = pathlib.Path(__file__).parent
+SCRIPTS = ("lines.js", "saved.js", "viewer.js")  # one script; the last one begins to draw
 Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
+Words = Sequence[tuple[str, int]]  # (word, its first token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,11 +71,17 @@ class View:
 
     name: what tells this view from the others of the page, for people.
     model: name of the model. Views of one model and kind that differ in `step` are shown with a slider.
-    columns: pieces of the tokens that are attended to.
+    columns: the tokens that are attended to, as people read them.
     weights_NHQK: attention weights.
-    rows: pieces of the tokens that attend; None if they are those of the columns.
+    rows: the tokens that attend; None if they are those of the columns.
     step: training step of the model; None if it has no steps.
     kind: name of the kind of attention, such as Encoder.
+    texts: what the tokens are, such as Text: of the columns, and of the rows if these are other tokens.
+    other_texts: (name, text) of further texts to print, such as the translation of the columns' text.
+    left_out: number of tokens of the texts that were cut off.
+    words: (word, its first token) of all words of the columns, each of which reaches to the next one; () if words are
+        not known.
+    row_words: those of the rows; None if they are those of the columns.
     guided: for each layer, the pattern that guides each of its heads, None for a free head; empty if none is guided.
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
@@ -81,6 +92,7 @@ class View:
     before_NHQK: the weights without the attack, to show what share of attention the masked cells held; None takes
         `weights_NHQK`.
     whole: heads whose maps are stored; of the others the page has only the overview. None stores all, () none.
+    is_compared: whether the page shows this view beside the first one when it is opened.
     note: a sentence about the view.
     """
 
@@ -91,6 +103,11 @@ class View:
     rows: Sequence[str] | None = None
     step: int | None = None
     kind: str = "Encoder"
+    texts: Sequence[str] = ("Text",)
+    other_texts: Sequence[tuple[str, str]] = ()
+    left_out: int = 0
+    words: Words = ()
+    row_words: Words | None = None
     guided: Sequence[Sequence[str | None]] = ()
     targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     special: Sequence[int] = ()
@@ -99,6 +116,7 @@ class View:
     hidden_NHQK: np.ndarray | None = None
     before_NHQK: np.ndarray | None = None
     whole: Heads | None = None
+    is_compared: bool = False
     note: str = ""
 
     def __post_init__(self):
@@ -111,6 +129,17 @@ class View:
             )
 
     @property
+    def starts(self) -> tuple[list[int], list[int]]:
+        """The first token of each word of the rows, and of each word of the columns."""
+        rows, columns = self.words if self.row_words is None else self.row_words, self.words
+        return [first for _, first in rows], [first for _, first in columns]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the page can show attention between words, because some word has more than one token."""
+        return bool(self.words) and tuple(map(len, self.starts)) != self.weights_NHQK.shape[2:]
+
+    @property
     def stored(self) -> Heads:
         """The heads (layer, head) whose maps are stored in the page, not only in the overview."""
         layers, heads = self.weights_NHQK.shape[:2]
@@ -118,14 +147,20 @@ class View:
         return every if self.whole is None else self.whole
 
 
-def expected_bytes(views: Iterable[View], detail: str) -> float:
-    """Return the expected size in bytes of the maps and overviews of views, without pairs masked by attacks."""
+def expected_bytes(views: Iterable[View], detail: str, words: bool = False) -> float:
+    """Return the expected size in bytes of the maps and overviews of views, without pairs masked by attacks.
+
+    words: whether the attention between words is stored, too.
+    """
     size = 0.0
     for view in views:
         layers, heads, *lengths = view.weights_NHQK.shape
         coarse = [math.ceil(length / encode.block(*lengths)) for length in lengths]
-        size += BYTES_OF_A_WEIGHT[detail] * len(view.stored) * math.prod(lengths)
-        size += BYTES_OF_A_COARSE_CELL * layers * heads * math.prod(coarse)
+        stored = len(view.stored) + layers * _has_means(view, detail)
+        if words and view.has_words:
+            size += BYTES_OF_A_WEIGHT[detail] * stored * math.prod(map(len, view.starts))
+        size += BYTES_OF_A_WEIGHT[detail] * stored * math.prod(lengths)
+        size += BYTES_OF_A_COARSE_CELL * layers * (heads + 1) * math.prod(coarse)
     return size
 
 
@@ -151,21 +186,23 @@ def strongest_heads(view: View, most: int) -> Heads:
     return [(int(place) // heads, int(place) % heads) for place in order]
 
 
-def heading(text: str) -> str:
-    """Return a text as a page's heading, shortened with an ellipsis if it is long."""
-    return text if len(text) <= LONGEST_HEADING else f"{text[: LONGEST_HEADING - 1]}…"
-
-
-def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
+def page(
+    title: str,
+    views: Sequence[View],
+    detail: str | None = None,
+    most_bytes: float = LARGEST_FULL,
+) -> str:
     """Return the HTML of a page with these views of attention maps, which begins with the first view.
 
     title: heading of the page.
     detail: `full` stores each weight with 256 levels, `picture` with 32 and more for large weights (`encode.PICTURE`);
         None chooses by the size.
+    most_bytes: size of the maps up to which the page stores the attention between words.
 
     Raises ValueError for weights that are not numbers from 0 to 1.
     """
     detail = chosen_detail(views) if detail is None else detail
+    words = expected_bytes(views, detail, words=True) <= most_bytes
     precision = PRECISIONS[detail]
     meta = {
         "format": FORMAT,
@@ -176,11 +213,12 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
         "coarse": encode.COARSE.levels,
         "palettes": colours.WEIGHTS,
         "differences": colours.DIFFERENCES,
+        "other": next((number for number, view in enumerate(views) if view.is_compared), None),
         "views": [_describe(view) for view in views],
     }
     names, pieces = ["meta"], []
     for number, view in enumerate(views):
-        for name, data in _maps(view, precision):
+        for name, data in _maps(view, detail, words):
             names.append(name.format(number))
             pieces.append(data)
     # A "<" in text could end the element that holds it.
@@ -190,8 +228,8 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
         f'<script type="{"application/json" if name == "meta" else "text/plain"}" id="{name}">{text}</script>'
         for name, text in zip(names, texts, strict=True)
     ]
-    style, script, body = (
-        (FOLDER / f"viewer.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js", "html")
+    style, body, *scripts = (
+        (FOLDER / name).read_text(encoding="utf-8") for name in ("viewer.css", "viewer.html", *SCRIPTS)
     )
     before, between, after = body.split("<!-- DATA -->")[0], *body.split("<!-- DATA -->")[1].split("<!-- SCRIPT -->")
     head = f"{GENERATOR}\n<title>{html.escape(title)}</title>\n<style>\n{style}</style>"
@@ -200,17 +238,36 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
             before.replace("<!-- HEAD -->", head, 1),
             "\n".join(elements),
             between,
-            f"<script>\n{script}</script>",
+            "<script>\n{}</script>".format("\n".join(scripts)),
             after,
         ]
     )
 
 
-def _maps(view: View, precision: Precision) -> Iterable[tuple[str, bytes]]:
-    """Yield (element name with {} for the view's number, bytes) of a view's overview, maps and masked pairs."""
-    yield "overview-{}", encode.overview(view.weights_NHQK)
-    for layer, head in view.stored:
-        yield f"map-{{}}-{layer}-{head}", encode.encode_map(view.weights_NHQK[layer, head], precision)
+def _has_means(view: View, detail: str) -> bool:
+    """Return whether the page stores the mean map of each layer, besides its overview."""
+    return detail == "full" and view.whole is None
+
+
+def _with_mean(measure: Callable[[np.ndarray], np.ndarray], values_NH: np.ndarray) -> np.ndarray:
+    """Return what `measure` returns of all heads' values `NH...`, and behind each layer's heads that of their mean."""
+    return np.concatenate([measure(values_NH), measure(values_NH.mean(1, keepdims=True))], axis=1)
+
+
+def _maps(view: View, detail: str, words: bool) -> Iterable[tuple[str, bytes]]:
+    """Yield (element name with {} for the view's number, bytes) of a view's overview, maps and masked pairs.
+
+    words: whether to yield the maps between words.
+    """
+    layers, heads = view.weights_NHQK.shape[:2]
+    yield "overview-{}", encode.overview(_with_mean(encode.coarse, view.weights_NHQK))
+    means = [(layer, heads) for layer in range(layers)] if _has_means(view, detail) else []
+    for layer, head in [*view.stored, *means]:
+        weights_QK = view.weights_NHQK[layer, head] if head < heads else view.weights_NHQK[layer].mean(0)
+        yield f"map-{{}}-{layer}-{head}", encode.encode_map(weights_QK, PRECISIONS[detail])
+        if words and view.has_words:
+            of_words = encode.between_words(weights_QK, *view.starts)
+            yield f"words-{{}}-{layer}-{head}", encode.encode_map(of_words, PRECISIONS[detail])
     if view.hidden_NHQK is not None:
         for layer, head in np.ndindex(view.hidden_NHQK.shape[:2]):
             yield f"hidden-{{}}-{layer}-{head}", encode.bits(view.hidden_NHQK[layer, head])
@@ -229,23 +286,41 @@ def _describe(view: View) -> dict[str, Any]:
         "heads": heads,
         "columns": list(view.columns),
         "rows": None if view.rows is None else list(view.rows),
+        "texts": list(view.texts),
+        "otherTexts": list(map(list, view.other_texts)),
+        "leftOut": view.left_out,
+        "words": _described_words(view),
         "block": encode.block(queries, keys),
         "causal": view.is_causal,
         "windows": list(view.windows),
         "special": list(view.special),
         "sums": bool(np.allclose(view.weights_NHQK.sum(-1), 1, atol=1e-3)),
-        "guided": [list(of_layer) for of_layer in view.guided] or [[None] * heads] * layers,
-        "stored": None if view.whole is None else [list(pair) for pair in view.whole],
-        "entropy": _rounded(_entropy(view.weights_NHQK)),
+        "guided": [[*of_layer, None] for of_layer in view.guided] or [[None] * (heads + 1)] * layers,
+        "entropy": _rounded(_with_mean(_entropy, view.weights_NHQK)),
         "targets": {name: _target(target) for name, target in view.targets.items()},
     }
     if view.hidden_NHQK is not None:
         hidden = np.broadcast_to(view.hidden_NHQK, view.weights_NHQK.shape)
         described["hiddenHeads"] = view.hidden_NHQK.shape[1]
         before = view.weights_NHQK if view.before_NHQK is None else view.before_NHQK
-        described["hiddenMass"] = _rounded((before * hidden).sum(-1).mean(-1))
-        described["hiddenShare"] = _rounded(hidden.sum((-1, -2)) / _visible_cells(view)[:, None])
+        described["hiddenMass"] = _rounded(_with_mean(np.asarray, (before * hidden).sum(-1).mean(-1)))
+        described["hiddenShare"] = _rounded(
+            _with_mean(np.asarray, hidden.sum((-1, -2)) / _visible_cells(view)[:, None])
+        )
     return described
+
+
+def _described_words(view: View) -> dict[str, Any] | None:
+    """Return the words of a view and the first token of each, for the script; None if they are not shown."""
+    if not view.has_words:
+        return None
+    row_starts, column_starts = view.starts
+    return {
+        "columns": [word for word, _ in view.words],
+        "columnStarts": column_starts,
+        "rows": None if view.row_words is None else [word for word, _ in view.row_words],
+        "rowStarts": row_starts,
+    }
 
 
 def _visible_cells(view: View) -> np.ndarray:
@@ -275,7 +350,7 @@ def _target(target: Target) -> dict[str, Any]:
     return {
         "title": target.title,
         "colour": target.colour,
-        "mass": _rounded(target.mass_NH),
+        "mass": _rounded(_with_mean(np.asarray, target.mass_NH)),  # the mass of a mean is the mean of masses
         "chance": _rounded(np.asarray(target.chance_N)),
         "distinct": [list(map(list, row)) for row in distinct],
         "numbers": numbers,

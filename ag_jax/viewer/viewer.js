@@ -1,1148 +1,1319 @@
 // Shows the attention maps of this page. It loads nothing: all data are in elements of the page (see page.py).
-// Positions of views, layers, heads, rows and columns count from 0 here, and from 1 in what a reader sees.
+// lines.js and saved.js are parts of the same script, which come before this one.
+// Views, layers, heads, rows and columns count from 0, also in what a reader sees.
+// Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
-(() => {
-  /**
-   * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
-   * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
-   *   columns: string[], rows: string[]|null, block: number, causal: boolean, windows: (number|null)[],
-   *   special: number[], sums: boolean,
-   *   guided: (string|null)[][], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
-   *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
-   * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
-   *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
-   *   all cells are those of the overview
-   */
 
-  /** @param {string} id @returns {any} */
-  const $ = (id) => document.getElementById(id);
-  const meta = JSON.parse($("meta").textContent);
-  /** @type {View[]} */
-  const views = meta.views;
+/**
+ * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
+ * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
+ *   columns: string[], rows: string[]|null, texts: string[], otherTexts: [string, string][], leftOut: number,
+ *   words: {columns: string[], rows: string[]|null, columnStarts: number[], rowStarts: number[]}|null, block: number, causal: boolean, windows: (number|null)[],
+ *   special: number[], sums: boolean,
+ *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
+ *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][], tokens?: View}} View
+ *   tokens: of a view of words (`wordView`), the view of their tokens
+ * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean, digits?: number}} Drawn
+ *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
+ *   all cells are those of the overview; digits: those that are known behind the point
+ */
 
-  /** Returns a new element with properties and children; text is never read as HTML. */
-  function make(tag, properties = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties)) {
-      if (name.includes("-") || name === "role") element.setAttribute(name, value);
-      else element[name] = value;
+/** @param {string} id @returns {any} */
+const $ = (id) => document.getElementById(id);
+const meta = JSON.parse($("meta").textContent);
+/** @type {View[]} */
+const views = meta.views;
+
+/** Returns a new element with properties and children; text is never read as HTML. */
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+// ---------------------------------------------------------------- data
+
+async function bytesOf(id) {
+  const text = $(id).textContent;
+  let packed;
+  if ("fromBase64" in Uint8Array) packed = Uint8Array.fromBase64(text);
+  else packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Returns the weights of a map by rows, from the bytes of `encode_map` in encode.py. */
+function decoded(bytes, queries, keys, sums) {
+  const cells = queries * keys;
+  const weights = new Float32Array(cells), levels = new Uint8Array(cells);
+  const top = meta.levels - 1, first = meta.refinedFrom;
+  let refined = 0;
+  for (let k = 0, from = 0; k < keys; k++) {
+    for (let q = 0; q < queries; q++, from++) {
+      const level = bytes[from], to = q * keys + k;
+      let root = level / top;
+      if (first !== null && level >= first) {
+        const pair = bytes[cells + (refined >> 1)];
+        root = Math.min(1, (level - 0.5 + ((refined & 1 ? pair >> 4 : pair & 15) + 0.5) / 16) / top);
+        refined++;
+      }
+      levels[to] = level;
+      weights[to] = root * root;
     }
-    element.append(...children);
-    return element;
   }
-
-  // ---------------------------------------------------------------- data
-
-  async function bytesOf(id) {
-    const text = $(id).textContent;
-    let packed;
-    if ("fromBase64" in Uint8Array) packed = Uint8Array.fromBase64(text);
-    else packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
+  if (first === null) return { weights, shades: null, queries, keys, blocks: 1, coarse: false };
+  for (let q = 0; sums && q < queries; q++) {
+    let rest = 0, exact = 0;
+    for (let at = q * keys; at < (q + 1) * keys; at++) {
+      if (levels[at] >= first) exact += weights[at];
+      else rest += weights[at];
+    }
+    if (rest <= 0) continue;
+    const factor = Math.max(0, 1 - exact) / rest;
+    for (let at = q * keys; at < (q + 1) * keys; at++) {
+      if (levels[at] >= first) continue;
+      const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
+      weights[at] = Math.min(high, Math.max(low, weights[at] * factor));
+    }
   }
+  return { weights, shades: levels.map((level) => Number(level < first)), queries, keys, blocks: 1, coarse: false };
+}
 
-  /** Returns the weights of a map by rows, from the bytes of `encode_map` in encode.py. */
-  function decoded(bytes, queries, keys, sums) {
-    const cells = queries * keys;
-    const weights = new Float32Array(cells), levels = new Uint8Array(cells);
-    const top = meta.levels - 1, first = meta.refinedFrom;
-    let refined = 0;
-    for (let k = 0, from = 0; k < keys; k++) {
-      for (let q = 0; q < queries; q++, from++) {
-        const level = bytes[from], to = q * keys + k;
-        let root = level / top;
-        if (first !== null && level >= first) {
-          const pair = bytes[cells + (refined >> 1)];
-          root = Math.min(1, (level - 0.5 + ((refined & 1 ? pair >> 4 : pair & 15) + 0.5) / 16) / top);
-          refined++;
-        }
-        levels[to] = level;
-        weights[to] = root * root;
+const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
+/** @type {Map<string, Promise<Drawn>>} */
+const cache = new Map();
+/** @type {Uint8Array[]} */
+const overviews = [];
+/** @type {Map<string, Uint8Array>} */
+const masks = new Map();
+
+const rowsOf = (view) => view.rows ?? view.columns;
+
+/** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
+function mapOf(number, layer, head) {
+  const key = `${number}-${layer}-${head}`, view = views[number];
+  const cached = cache.get(key);
+  if (cached) return cached;
+  const promise = $(`map-${key}`)
+    ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
+    : Promise.resolve(tileOf(number, layer, head));
+  return keep(key, promise);
+}
+
+/** Keeps a map in memory, in place of the oldest one. */
+function keep(key, promise) {
+  cache.set(key, promise);
+  if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
+  return promise;
+}
+
+/** Returns the overview of a head. @returns {Drawn} */
+function tileOf(number, layer, head) {
+  const view = views[number];
+  const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
+  const weights = new Float32Array(queries * keys), start = (layer * (view.heads + 1) + head) * queries * keys;
+  for (let k = 0, from = start; k < keys; k++) {
+    for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
+  }
+  return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
+}
+
+// Views whose rows and columns are words, by the numbers of the view and of that whose words they are.
+/** @type {Map<string, View>} */
+const wordViews = new Map();
+
+/** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. @returns {View} */
+function shownView(number) {
+  const view = views[number], words = views[state.view].words;
+  if (!state.words || !words) return view;
+  const key = `${number}-${state.view}`, cached = wordViews.get(key);
+  if (cached) return cached;
+  const special = view.special.map((token) => wordOf(words.columnStarts, token));
+  const made = { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
+  wordViews.set(key, made);
+  return made;
+}
+
+/** Returns the word of a token, given the first token of each word. */
+const wordOf = (starts, token) => starts.findLastIndex((first) => first <= token);
+
+/** Returns values by row between words, from those between tokens: sums over a word's columns, means over its rows. */
+function betweenWords({ words, tokens }, values) {
+  const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = rowsOf(tokens).length;
+  const found = new Float32Array(rowStarts.length * columnStarts.length);
+  rowStarts.forEach((first, row) => {
+    const end = rowStarts[row + 1] ?? queries;
+    for (let q = first; q < end; q++) {
+      for (let k = 0, column = 0; k < keys; k++) {
+        if (k === columnStarts[column + 1]) column++;
+        found[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
       }
     }
-    if (first === null) return { weights, shades: null, queries, keys, blocks: 1, coarse: false };
-    for (let q = 0; sums && q < queries; q++) {
-      let rest = 0, exact = 0;
-      for (let at = q * keys; at < (q + 1) * keys; at++) {
-        if (levels[at] >= first) exact += weights[at];
-        else rest += weights[at];
-      }
-      if (rest <= 0) continue;
-      const factor = Math.max(0, 1 - exact) / rest;
-      for (let at = q * keys; at < (q + 1) * keys; at++) {
-        if (levels[at] >= first) continue;
-        const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
-        weights[at] = Math.min(high, Math.max(low, weights[at] * factor));
-      }
+  });
+  return found;
+}
+
+/** Returns a head's map of the view that is shown, and this view: that of tokens if there is no map between words. */
+async function shownMap(number, layer, head) {
+  const view = shownView(number), key = `words-${number}-${layer}-${head}`;
+  if (!view.tokens) return { view, map: await mapOf(number, layer, head) };
+  if ($(key)) {
+    if (!cache.has(key)) keep(key, bytesOf(key).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
+    return { view, map: await cache.get(key) };
+  }
+  const map = await mapOf(number, layer, head);
+  if (map.blocks > 1) return { view: view.tokens, map };
+  const sizes = { queries: rowsOf(view).length, keys: view.columns.length };
+  return { view, map: { ...map, ...sizes, weights: betweenWords(view, map.weights), shades: null, digits: 2 } };
+}
+
+/** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
+function withoutSpecial(view, map) {
+  if (!state.special || !view.special.length || map.blocks > 1) return map;
+  const weights = map.weights.slice(), special = new Set(view.special);
+  for (let q = 0; q < map.queries; q++) {
+    let all = 0, left = 0;
+    for (let k = 0; k < map.keys; k++) {
+      const at = q * map.keys + k;
+      all += weights[at];
+      if (special.has(k)) weights[at] = 0;
+      left += weights[at];
     }
-    return { weights, shades: levels.map((level) => Number(level < first)), queries, keys, blocks: 1, coarse: false };
+    if (left > 0) for (let k = 0; k < map.keys; k++) weights[q * map.keys + k] *= all / left;
   }
+  return { ...map, weights };
+}
 
-  const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
-  /** @type {Map<string, Promise<Drawn>>} */
-  const cache = new Map();
-  /** @type {Uint8Array[]} */
-  const overviews = [];
-  /** @type {Map<string, Uint8Array>} */
-  const masks = new Map();
+async function maskOf(number, layer, head) {
+  const view = views[number];
+  if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
+  const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
+  if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
+  const bytes = masks.get(key), queries = rowsOf(view).length;
+  return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
+}
 
-  const rowsOf = (view) => view.rows ?? view.columns;
-  const isStored = (view, layer, head) => !view.stored || view.stored.some(([n, h]) => n === layer && h === head);
+/** Returns the first and the last column that a row of a layer sees. */
+function bounds(view, layer, q) {
+  const side = Math.floor((view.windows[layer] ?? Infinity) / 2), last = view.columns.length - 1;
+  return [Math.max(0, q - side), Math.min(view.causal ? q : last, q + side, last)];
+}
 
-  /** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
-  function mapOf(number, layer, head) {
-    const key = `${number}-${layer}-${head}`, view = views[number];
-    const cached = cache.get(key);
-    if (cached) return cached;
-    const promise = isStored(view, layer, head)
-      ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
-      : Promise.resolve(tileOf(number, layer, head));
-    cache.set(key, promise);
-    if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
-    return promise;
-  }
+/** Returns a function from a row and a column to the weight there if each row looked equally at all that it sees. */
+function evenOf(view, layer) {
+  const of = view.tokens ?? view, keys = of.columns.length;
+  const rows = rowsOf(of).map((_, q) => 1 / Math.max(1, visible(of, layer, q)));
+  if (!view.tokens) return (q) => rows[q];
+  const dense = new Float32Array(rows.length * keys);
+  rows.forEach((even, q) => {
+    const [first, last] = bounds(of, layer, q);
+    for (let k = first; k <= last; k++) if (!state.special || !of.special.includes(k)) dense[q * keys + k] = even;
+  });
+  const found = betweenWords(view, dense);
+  return (q, k) => found[q * view.columns.length + k];
+}
 
-  /** Returns the overview of a head. @returns {Drawn} */
-  function tileOf(number, layer, head) {
-    const view = views[number];
-    const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
-    const weights = new Float32Array(queries * keys), start = (layer * view.heads + head) * queries * keys;
-    for (let k = 0, from = start; k < keys; k++) {
-      for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
+/** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
+function visible(view, layer, q) {
+  const [first, last] = bounds(view, layer, q);
+  return last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0);
+}
+
+/** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
+const entriesOf = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[target.numbers[q]]);
+
+// ---------------------------------------------------------------- colours
+
+const SCALES = {
+  weight: { name: "attention weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+  ratio: { name: "multiple of even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
+  own: { name: "share of this map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+};
+
+const DIFFERENCE = { name: "difference of weights", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
+
+/** Returns 256 colours as numbers for an ImageData seen as Uint32Array. */
+function table(anchors) {
+  const stops = anchors.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+  return Uint32Array.from({ length: 256 }, (_, at) => {
+    const place = (at / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
+    const [r, g, b] = stops[low].map((one, channel) => Math.round(one + (stops[low + 1][channel] - one) * (place - low)));
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  });
+}
+const TABLES = Object.fromEntries(Object.entries(meta.palettes).map(([name, anchors]) => [name, table(anchors)]));
+const SIGNED_TABLE = table(meta.differences);
+const css = (number) => `rgb(${number & 255} ${(number >> 8) & 255} ${(number >> 16) & 255})`;
+
+const LETTERS = { period: ".", same: "=", diagonal: "\\" };
+/** Returns the relative luminance of a colour, from 0 to 1 (Web Content Accessibility Guidelines 2). */
+function luminance(number) {
+  const linear = [0, 8, 16].map((shift) => ((number >> shift) & 255) / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+
+/** Returns the title, the colour and the letter of a pattern. */
+function patternLook(name) {
+  const target = views.find((view) => name in view.targets)?.targets[name];
+  const title = target?.title ?? name;
+  return { title, colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? (title.replace(/^\[/, "")[0] ?? "?").toUpperCase() };
+}
+
+/** Returns the colour (0 to 255 of a table) of each cell of a map of a layer. */
+function shades(view, layer, map, signed) {
+  const out = new Uint8Array(map.weights.length);
+  let largest = 0;
+  if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
+  const even = !signed && state.scale === "ratio" ? evenOf(view, layer) : null;
+  for (let q = 0; q < map.queries; q++) {
+    const row = Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1);
+    for (let k = 0; k < map.keys; k++) {
+      const weight = map.weights[q * map.keys + k];
+      let place;
+      if (signed) place = DIFFERENCE.place(weight);
+      else if (even) place = weight > 0 ? SCALES.ratio.place(weight / even(row, k)) : 0;
+      else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
+      out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
     }
-    return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
   }
+  return out;
+}
 
-  /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
-  function withoutSpecial(view, map) {
-    if (!state.special || !view.special.length || map.blocks > 1) return map;
-    const weights = map.weights.slice(), special = new Set(view.special);
+const tableOf = (signed) => (signed ? SIGNED_TABLE : TABLES[state.palette]);
+
+/** Draws a map with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
+function pixels({ map, shade, signed }, reduce = 1) {
+  const colours = tableOf(signed);
+  const wide = Math.ceil(map.keys / reduce), high = Math.ceil(map.queries / reduce);
+  const strongest = reduce === 1 ? shade : new Uint8Array(wide * high).fill(signed ? 128 : 0);
+  if (reduce > 1) {
     for (let q = 0; q < map.queries; q++) {
-      let all = 0, left = 0;
       for (let k = 0; k < map.keys; k++) {
-        const at = q * map.keys + k;
-        all += weights[at];
-        if (special.has(k)) weights[at] = 0;
-        left += weights[at];
+        const at = Math.floor(q / reduce) * wide + Math.floor(k / reduce), one = shade[q * map.keys + k];
+        if (signed ? Math.abs(one - 128) > Math.abs(strongest[at] - 128) : one > strongest[at]) strongest[at] = one;
       }
-      if (left > 0) for (let k = 0; k < map.keys; k++) weights[q * map.keys + k] *= all / left;
     }
-    return { ...map, weights };
   }
+  const canvas = make("canvas", { width: wide, height: high });
+  const image = new ImageData(wide, high), ink = new Uint32Array(image.data.buffer);
+  for (let at = 0; at < strongest.length; at++) ink[at] = colours[strongest[at]];
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
 
-  async function maskOf(number, layer, head) {
-    const view = views[number];
-    const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
-    if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
-    const bytes = masks.get(key), queries = rowsOf(view).length;
-    return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
+// ---------------------------------------------------------------- state, kept in the address
+
+const state = {
+  view: 0, other: meta.other ?? -1, layer: -1, head: -1, row: -1, column: -1, byColumn: false, pinned: false,
+  scale: "weight", palette: "BuPu", order: "position", pattern: "", target: false, difference: false,
+  special: false, hidden: false, words: false, lines: false, zoom: 1, left: 0, top: 0,
+};
+const SHORT = {
+  view: "v", other: "o", layer: "l", head: "h", row: "r", column: "c", byColumn: "b", scale: "s", palette: "p",
+  order: "a", pattern: "n", target: "t", difference: "d", special: "x", hidden: "m",
+  words: "w", lines: "i",
+};
+const FIRST = { ...state };
+
+const ADDRESS_EVERY = 310; // milliseconds; Safari allows 100 changes of the address in 30 seconds
+let addressTimer = 0;
+
+/** Writes the state into the address soon, together with changes that follow until then. */
+function writeAddress() {
+  document.documentElement.dataset.address = "old";
+  addressTimer ||= setTimeout(writeAddressNow, ADDRESS_EVERY);
+}
+
+function writeAddressNow() {
+  addressTimer = 0;
+  document.documentElement.dataset.address = "current";
+  const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
+    .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
+  try {
+    history.replaceState(null, "", `#${parts.join("&")}`);
+  } catch {
+    // A page inside a notebook has no address of its own.
   }
+}
 
-  /** Returns the first and the last column that a row of a layer sees. */
-  function bounds(view, layer, q) {
-    const side = Math.floor((view.windows[layer] ?? Infinity) / 2), last = view.columns.length - 1;
-    return [Math.max(0, q - side), Math.min(view.causal ? q : last, q + side, last)];
+/** Reads the state from the address; what does not exist in this page is left as it is. */
+function readAddress() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  Object.assign(state, FIRST);
+  for (const [name, short] of Object.entries(SHORT)) {
+    if (!parameters.has(short)) continue;
+    const text = parameters.get(short);
+    if (typeof FIRST[name] === "boolean") state[name] = text === "1";
+    else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
+    else state[name] = text;
   }
+  if (!views[state.view]) state.view = 0;
+  if (!views[state.other] || state.other === state.view || refusal(views[state.view], views[state.other])) state.other = -1;
+  if (!(state.scale in SCALES)) state.scale = "weight";
+  if (!(state.palette in meta.palettes)) state.palette = "BuPu";
+  fit();
+}
 
-  /** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
-  function visible(view, layer, q) {
-    const [first, last] = bounds(view, layer, q);
-    return last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0);
+/** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
+function fit() {
+  state.words &&= Boolean(views[state.view].words);
+  const view = shownView(state.view);
+  const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
+  if (!has) state.layer = state.head = -1;
+  if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
+  if (state.row < 0) state.pinned = false;
+  if (state.column >= view.columns.length || state.column < -1) state.column = -1;
+  if (!Object.hasOwn(view.targets, state.pattern)) state.pattern = "";
+  if (state.order !== "position" && state.order !== "entropy" && !Object.hasOwn(view.targets, state.order)) state.order = "position";
+}
+
+/** Returns why two views cannot be compared; "" if they can. */
+function refusal(view, other) {
+  for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", rowsOf(view), rowsOf(other)]]) {
+    const at = mine.findIndex((token, place) => token !== others[place]);
+    if (at < 0 && mine.length === others.length) continue;
+    const place = at < 0 ? mine.length : at;
+    return `“${view.name}” and “${other.name}” cannot be compared, because the tokens of their ${words} differ: `
+      + `at position ${place} there is “${mine[place] ?? "nothing"}” in one and “${others[place] ?? "nothing"}” in the other.`;
   }
+  return "";
+}
 
-  /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
-  const entriesOf = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[target.numbers[q]]);
+// ---------------------------------------------------------------- all heads
 
-  // ---------------------------------------------------------------- colours
+const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
 
-  const SCALES = {
-    weight: { name: "weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
-    ratio: { name: "times even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
-    own: { name: "share of the map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
-  };
+const nameOf = (view, layer, head) => {
+  const guided = view.guided[layer][head];
+  return `layer ${layer}, ${head === view.heads ? "mean of heads" : `head ${head}`}${guided ? `, guided towards ${patternLook(guided).title}` : ""}`;
+};
 
-  const DIFFERENCE = { name: "difference of weights", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
+/** Returns the number that a head of the first view has in another view, -1 if that has no such head. */
+const headIn = (view, head = state.head) => (head === views[state.view].heads ? view.heads : head < view.heads ? head : -1);
 
-  /** Returns 256 colours as numbers for an ImageData seen as Uint32Array. */
-  function table(anchors) {
-    const stops = anchors.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-    return Uint32Array.from({ length: 256 }, (_, at) => {
-      const place = (at / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
-      const [r, g, b] = stops[low].map((one, channel) => Math.round(one + (stops[low + 1][channel] - one) * (place - low)));
-      return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+/** Returns how many heads are in a line of the grid: by layer and head, their mean follows. */
+const across = (view) => view.heads + Number(state.order === "position");
+
+function ordered(view) {
+  const every = [];
+  for (let n = 0; n < view.layers; n++) for (let h = 0; h < across(view); h++) every.push([n, h]);
+  if (state.order === "position") return every;
+  const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
+  return every.sort((one, two) => value(two) - value(one));
+}
+
+let cursor = 0; // of the head that the tab key reaches
+let tileReduce = 1; // cells of the overview on each side of a pixel of the grid's maps
+
+/** Draws the maps of the grid anew if the grid has become so narrow or wide that they need another size. A browser
+ * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
+function fitTiles() {
+  const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
+  const [one, two] = cells[0].children, isBeside = one.offsetTop === two?.offsetTop;
+  if (two) $("pair").textContent = `${isBeside ? "Left" : "Above"}: ${view.name}. ${isBeside ? "Right" : "Below"}: ${views[state.other].name}.`;
+  const pixelsWide = one.clientWidth * scaleOf();
+  const reduce = pixelsWide ? Math.max(1, Math.ceil(Math.ceil(view.columns.length / view.block) / pixelsWide)) : 1;
+  if (reduce === tileReduce) return;
+  tileReduce = reduce;
+  ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
+}
+
+/** Returns the numbers of the views that are shown. */
+const compared = () => [state.view, state.other].filter((at) => at >= 0);
+
+/** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
+const paired = (head) => compared().map((at) => [at, views[at], headIn(views[at], head)]);
+
+/** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
+function tilePixels(number, layer, head, reduce) {
+  const map = withoutSpecial(views[number], tileOf(number, layer, head));
+  return pixels({ map, shade: shades(views[number], layer, map, false), signed: false }, reduce);
+}
+
+/** Returns what a cell of the grid shows: a head of each view, with the colour and the letter of the pattern that guides it. */
+function tiles(layer, head) {
+  return paired(head).map(([number, view, own]) => {
+    const box = make("div", { className: "tile", "aria-hidden": "true" });
+    if (own < 0 || layer >= view.layers) return box;
+    const canvas = tilePixels(number, layer, own, tileReduce), { colour, letter } = tileLook(view, layer, own);
+    canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+    box.append(canvas);
+    box.style.borderColor = colour;
+    if (letter) box.append(make("span", { className: "letter", textContent: letter }));
+    return box;
+  });
+}
+
+/** Returns the colour of a tile's frame, and what is written on it. */
+function tileLook(view, layer, head) {
+  const guided = view.guided[layer][head];
+  return guided ? patternLook(guided) : { colour: "#999", letter: state.order === "position" ? "" : `${layer}.${head}` };
+}
+
+function drawGrid() {
+  const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
+  const hadFocus = grid.contains(document.activeElement);
+  cursor = Math.min(cursor, list.length - 1);
+  grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, 11rem))`;
+  grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
+  const cells = list.map(([layer, head], at) => {
+    const names = paired(head).map(([, one, own]) => {
+      if (own < 0 || layer >= one.layers) return `${one.name} has no such head`;
+      const mass = one.targets[one.guided[layer][own]]?.mass[layer][own];
+      return (state.other < 0 ? "" : `${one.name}: `) + nameOf(one, layer, own) + (mass == null ? "" : `, with ${mass.toFixed(2)} of its attention`);
     });
+    const cell = make("div", {
+      className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),
+      "aria-selected": String(layer === state.layer && head === state.head),
+    }, ...tiles(layer, head));
+    cell.addEventListener("click", () => { cursor = at; open(layer, head); });
+    cell.addEventListener("focus", () => { cursor = at; });
+    return cell;
+  });
+  const lines = [], wide = across(view);
+  if (byPosition) {
+    const top = Array.from({ length: wide }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head === view.heads ? "mean" : head }));
+    lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "head →\nlayer ↓" }), ...top));
   }
-  const TABLES = Object.fromEntries(Object.entries(meta.palettes).map(([name, anchors]) => [name, table(anchors)]));
-  const SIGNED_TABLE = table(meta.differences);
-  const css = (number) => `rgb(${number & 255} ${(number >> 8) & 255} ${(number >> 16) & 255})`;
-
-  const LETTERS = { period: ".", same: "=", diagonal: "\\" };
-  /** Returns the relative luminance of a colour, from 0 to 1 (Web Content Accessibility Guidelines 2). */
-  function luminance(number) {
-    const linear = [0, 8, 16].map((shift) => ((number >> shift) & 255) / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  for (let at = 0; at < cells.length; at += wide) {
+    const label = byPosition ? at / wide : `${at + 1}–${at + wide}`;
+    lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + wide)));
   }
+  grid.replaceChildren(...lines);
+  if (hadFocus) cells[cursor]?.focus();
+  const used = [...new Set(paired(0).flatMap(([, one]) => one.guided.flat()).filter(Boolean))];
+  const items = used.map((name) => {
+    const { title, colour, letter } = patternLook(name), sign = make("i");
+    sign.style.borderColor = colour;
+    return make("span", {}, sign, `${letter}: guided towards ${title}`);
+  });
+  if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
+  const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
+  $("legend").replaceChildren(...items, ...block);
+}
 
-  /** Returns the colour and the letter of a pattern. */
-  function patternLook(name) {
-    const target = views.find((view) => name in view.targets)?.targets[name];
-    const first = (target?.title ?? name).replace(/^\[/, "")[0] ?? "?";
-    return { colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? first.toUpperCase() };
-  }
+function moveInGrid(right, down) {
+  const view = views[state.view], cells = $("grid").querySelectorAll(".head");
+  const wide = across(view), row = Math.floor(cursor / wide), column = cursor % wide;
+  const next = Math.min(view.layers - 1, Math.max(0, row + down)) * wide + Math.min(wide - 1, Math.max(0, column + right));
+  cells[cursor].tabIndex = -1;
+  cells[next].tabIndex = 0;
+  cells[next].focus();
+}
 
-  /** Returns the colour (0 to 255 of a table) of each cell of a map of a layer. */
-  function shades(view, layer, map, signed) {
-    const out = new Uint8Array(map.weights.length);
-    let largest = 0;
-    if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
-    for (let q = 0; q < map.queries; q++) {
-      const even = 1 / Math.max(1, visible(view, layer, Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1)));
-      for (let k = 0; k < map.keys; k++) {
-        const weight = map.weights[q * map.keys + k];
-        let place;
-        if (signed) place = DIFFERENCE.place(weight);
-        else if (state.scale === "ratio") place = weight > 0 ? SCALES.ratio.place(weight / even) : 0;
-        else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
-        out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
-      }
-    }
-    return out;
-  }
+// ---------------------------------------------------------------- one head
 
-  const tableOf = (signed) => (signed ? SIGNED_TABLE : TABLES[state.palette]);
+/** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number, svg?: any}[]} */
+let panels = [];
+/** @type {{axis: string, spans: any[]}[]} */
+let strips = []; // the elements of the words of the texts above the maps; axis: columns, rows or both
+let drawing = 0; // number of the newest drawing, so that an older one stops
 
-  /** Draws a map with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
-  function pixels({ map, shade, signed }, reduce = 1) {
-    const colours = tableOf(signed);
-    const wide = Math.ceil(map.keys / reduce), high = Math.ceil(map.queries / reduce);
-    const strongest = reduce === 1 ? shade : new Uint8Array(wide * high).fill(signed ? 128 : 0);
-    if (reduce > 1) {
-      for (let q = 0; q < map.queries; q++) {
-        for (let k = 0; k < map.keys; k++) {
-          const at = Math.floor(q / reduce) * wide + Math.floor(k / reduce), one = shade[q * map.keys + k];
-          if (signed ? Math.abs(one - 128) > Math.abs(strongest[at] - 128) : one > strongest[at]) strongest[at] = one;
-        }
-      }
-    }
-    const canvas = make("canvas", { width: wide, height: high });
-    const image = new ImageData(wide, high), ink = new Uint32Array(image.data.buffer);
-    for (let at = 0; at < strongest.length; at++) ink[at] = colours[strongest[at]];
-    canvas.getContext("2d").putImageData(image, 0, 0);
-    return canvas;
-  }
+function open(layer, head) {
+  Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
+  if (state.row < 0) state.row = Math.min(1, rowsOf(shownView(state.view)).length - 1);
+  update().then(() => $("maps").focus({ preventScroll: false }));
+}
 
-  // ---------------------------------------------------------------- state, kept in the address
+function close() {
+  cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
+  state.layer = state.head = -1;
+  update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
+}
 
-  const state = {
-    view: 0, other: -1, layer: -1, head: -1, row: -1, column: -1, byColumn: false, pinned: false,
-    scale: "weight", palette: "BuPu", order: "position", pattern: "", target: false, difference: false,
-    special: false, hidden: false, zoom: 1, left: 0, top: 0,
+/** The pattern whose target is shown: the chosen one, else that which guides the head, else the strongest. */
+function shownPattern() {
+  const view = views[state.view];
+  if (state.pattern) return state.pattern;
+  const guided = view.guided[state.layer][state.head];
+  if (guided && guided in view.targets) return guided;
+  const names = Object.keys(view.targets).filter((name) => view.targets[name].chance[state.layer] !== null);
+  const excess = (name) => { // rows without a target count as rows that do not exceed chance
+    const { mass, chance, numbers } = view.targets[name];
+    return (mass[state.layer][state.head] - chance[state.layer]) * numbers.filter((number) => number >= 0).length;
   };
-  const SHORT = {
-    view: "v", other: "o", layer: "l", head: "h", row: "r", column: "c", byColumn: "b", scale: "s", palette: "p",
-    order: "a", pattern: "n", target: "t", difference: "d", special: "x", hidden: "m",
-  };
-  const FIRST = { ...state };
+  return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
+}
 
-  const ADDRESS_EVERY = 310; // milliseconds; Safari allows 100 changes of the address in 30 seconds
-  let addressTimer = 0;
+/** Returns a map minus the values by row; of cells of which one side is only a shade, only a shade is known. */
+function minus(map, values, other = map) {
+  const weights = map.weights.map((weight, at) => weight - values[at]);
+  const shades = map.shades || other.shades ? weights.map((_, at) => Number(Boolean(map.shades?.[at] || other.shades?.[at]))) : null;
+  return { ...map, weights, shades, coarse: map.coarse || other.coarse };
+}
 
-  /** Writes the state into the address soon, together with changes that follow until then. */
-  function writeAddress() {
-    document.documentElement.dataset.address = "old";
-    addressTimer ||= setTimeout(writeAddressNow, ADDRESS_EVERY);
+/** Returns H - P, with 0 in rows without a target. */
+function minusTarget(view, map) {
+  const target = view.targets[shownPattern()];
+  const dense = new Float32Array(map.weights.length);
+  for (let q = 0; q < map.queries; q++) {
+    for (const [k, weight] of entriesOf(target, q)) dense[q * map.keys + k] = weight;
+    if (target.numbers[q] < 0) dense.set(map.weights.subarray(q * map.keys, (q + 1) * map.keys), q * map.keys);
   }
+  return minus(map, dense);
+}
 
-  function writeAddressNow() {
-    addressTimer = 0;
-    document.documentElement.dataset.address = "current";
-    const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
-      .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
-    try {
-      history.replaceState(null, "", `#${parts.join("&")}`);
-    } catch {
-      // A page inside a notebook has no address of its own.
+async function drawOne(mine) {
+  const view = views[state.view], { layer, head } = state;
+  const isOpen = layer >= 0;
+  $("one").hidden = !isOpen;
+  for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
+  $("stage").classList.toggle("pair", isOpen && state.other >= 0);
+  fitTiles(); // beside an open head, the grid is narrower
+  for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
+  if (!isOpen) return;
+  ordered(view).forEach(([n, h], at) => {
+    if (n === layer && h === head) $("grid").querySelectorAll(".head")[at]?.setAttribute("aria-selected", "true");
+  });
+  $("one-title").textContent = nameOf(view, layer, head).replace("layer", "Layer");
+  const shown = [];
+  for (const number of [state.view, state.other]) {
+    if (number < 0) continue;
+    const own = headIn(views[number]);
+    if (layer >= views[number].layers || own < 0) {
+      shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no ${layer < views[number].layers ? `head ${head} in ` : ""}layer ${layer}` });
+      continue;
     }
-  }
-
-  /** Reads the state from the address; what does not exist in this page is left as it is. */
-  function readAddress() {
-    const parameters = new URLSearchParams(location.hash.slice(1));
-    Object.assign(state, FIRST);
-    for (const [name, short] of Object.entries(SHORT)) {
-      if (!parameters.has(short)) continue;
-      const text = parameters.get(short);
-      if (typeof FIRST[name] === "boolean") state[name] = text === "1";
-      else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
-      else state[name] = text;
-    }
-    if (!views[state.view]) state.view = 0;
-    if (!views[state.other] || state.other === state.view || refusal(views[state.view], views[state.other])) state.other = -1;
-    if (!(state.scale in SCALES)) state.scale = "weight";
-    if (!(state.palette in meta.palettes)) state.palette = "BuPu";
-    fit();
-  }
-
-  /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
-  function fit() {
-    const view = views[state.view];
-    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head < view.heads;
-    if (!has) state.layer = state.head = -1;
-    if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
-    if (state.row < 0) state.pinned = false;
-    if (state.column >= view.columns.length || state.column < -1) state.column = -1;
-    if (!Object.hasOwn(view.targets, state.pattern)) state.pattern = "";
-    if (state.order !== "position" && state.order !== "entropy" && !Object.hasOwn(view.targets, state.order)) state.order = "position";
-  }
-
-  /** Returns why two views cannot be compared; "" if they can. */
-  function refusal(view, other) {
-    for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", rowsOf(view), rowsOf(other)]]) {
-      const at = mine.findIndex((token, place) => token !== others[place]);
-      if (at < 0 && mine.length === others.length) continue;
-      const place = at < 0 ? mine.length : at;
-      return `“${view.name}” and “${other.name}” cannot be compared, because the tokens of their ${words} differ: `
-        + `at position ${place + 1} there is “${mine[place] ?? "nothing"}” in one and “${others[place] ?? "nothing"}” in the other.`;
-    }
-    return "";
-  }
-
-  // ---------------------------------------------------------------- all heads
-
-  const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
-
-  const nameOf = (view, layer, head) => {
-    const guided = view.guided[layer][head];
-    return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
-  };
-
-  function ordered(view) {
-    const every = [];
-    for (let n = 0; n < view.layers; n++) for (let h = 0; h < view.heads; h++) every.push([n, h]);
-    if (state.order === "position") return every;
-    const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
-    return every.sort((one, two) => value(two) - value(one));
-  }
-
-  let cursor = 0; // of the head that the tab key reaches
-  let tileReduce = 1; // cells of the overview on each side of a pixel of the grid's maps
-
-  /** Draws the maps of the grid anew if the grid has become so narrow or wide that they need another size. A browser
-   * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
-  function fitTiles() {
-    const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
-    const pixelsWide = cells[0].clientWidth * scaleOf();
-    const reduce = pixelsWide ? Math.max(1, Math.ceil(Math.ceil(view.columns.length / view.block) / pixelsWide)) : 1;
-    if (reduce === tileReduce) return;
-    tileReduce = reduce;
-    ordered(view).forEach(([layer, head], at) => cells[at].querySelector("canvas").replaceWith(tile(layer, head)));
-  }
-
-  function tile(layer, head) {
-    const view = views[state.view];
-    const map = withoutSpecial(view, tileOf(state.view, layer, head));
-    const canvas = pixels({ map, shade: shades(view, layer, map, false), signed: false }, tileReduce);
-    canvas.setAttribute("aria-hidden", "true");
-    return canvas;
-  }
-
-  function drawGrid() {
-    const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
-    const hadFocus = grid.contains(document.activeElement);
-    cursor = Math.min(cursor, list.length - 1);
-    grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
-    const cells = list.map(([layer, head], at) => {
-      const guided = view.guided[layer][head];
-      const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
-      const cell = make("div", {
-        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
-        "aria-label": nameOf(view, layer, head) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`),
-        "aria-selected": String(layer === state.layer && head === state.head),
-      }, tile(layer, head));
-      cell.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
-      if (guided) {
-        cell.style.borderColor = patternLook(guided).colour;
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: patternLook(guided).letter }));
-      } else if (!byPosition) {
-        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: `${layer + 1}.${head + 1}` }));
-      }
-      cell.addEventListener("click", () => { cursor = at; open(layer, head); });
-      cell.addEventListener("focus", () => { cursor = at; });
-      return cell;
-    });
-    const lines = [];
-    if (byPosition) {
-      const across = Array.from({ length: view.heads }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head + 1 }));
-      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "layer, head" }), ...across));
-    }
-    for (let at = 0; at < cells.length; at += view.heads) {
-      const label = byPosition ? at / view.heads + 1 : `${at + 1}–${at + view.heads}`;
-      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + view.heads)));
-    }
-    grid.replaceChildren(...lines);
-    if (hadFocus) cells[cursor]?.focus();
-    const used = [...new Set(view.guided.flat().filter(Boolean))];
-    const items = used.map((name) => {
-      const { colour, letter } = patternLook(name), sign = make("i");
-      sign.style.borderColor = colour;
-      return make("span", {}, sign, `${letter}: guided towards ${view.targets[name]?.title ?? name}`);
-    });
-    const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
-    $("legend").replaceChildren(...items, ...block);
-  }
-
-  function moveInGrid(across, down) {
-    const view = views[state.view], cells = $("grid").querySelectorAll(".head");
-    const row = Math.floor(cursor / view.heads), column = cursor % view.heads;
-    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * view.heads + Math.min(view.heads - 1, Math.max(0, column + across));
-    cells[cursor].tabIndex = -1;
-    cells[next].tabIndex = 0;
-    cells[next].focus();
-  }
-
-  // ---------------------------------------------------------------- one head
-
-  /** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number}[]} */
-  let panels = [];
-  let sentence = []; // the elements of the text's tokens
-  let drawing = 0; // number of the newest drawing, so that an older one stops
-
-  function open(layer, head) {
-    Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
-    if (state.row < 0) state.row = Math.min(1, rowsOf(views[state.view]).length - 1);
-    update().then(() => $("maps").focus({ preventScroll: false }));
-  }
-
-  function close() {
-    cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
-    state.layer = state.head = -1;
-    update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
-  }
-
-  /** The pattern whose target is shown: the chosen one, else that which guides the head, else the strongest. */
-  function shownPattern() {
-    const view = views[state.view];
-    if (state.pattern) return state.pattern;
-    const guided = view.guided[state.layer][state.head];
-    if (guided && guided in view.targets) return guided;
-    const names = Object.keys(view.targets).filter((name) => view.targets[name].chance[state.layer] !== null);
-    const excess = (name) => { // rows without a target count as rows that do not exceed chance
-      const { mass, chance, numbers } = view.targets[name];
-      return (mass[state.layer][state.head] - chance[state.layer]) * numbers.filter((number) => number >= 0).length;
-    };
-    return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
-  }
-
-  /** Returns a map minus the values by row; of cells of which one side is only a shade, only a shade is known. */
-  function minus(map, values, other = map) {
-    const weights = map.weights.map((weight, at) => weight - values[at]);
-    const shades = map.shades || other.shades ? weights.map((_, at) => Number(Boolean(map.shades?.[at] || other.shades?.[at]))) : null;
-    return { ...map, weights, shades, coarse: map.coarse || other.coarse };
-  }
-
-  /** Returns H - P, with 0 in rows without a target. */
-  function minusTarget(view, map) {
-    const target = view.targets[shownPattern()];
-    const dense = new Float32Array(map.weights.length);
-    for (let q = 0; q < map.queries; q++) {
-      for (const [k, weight] of entriesOf(target, q)) dense[q * map.keys + k] = weight;
-      if (target.numbers[q] < 0) dense.set(map.weights.subarray(q * map.keys, (q + 1) * map.keys), q * map.keys);
-    }
-    return minus(map, dense);
-  }
-
-  async function drawOne(mine) {
-    const view = views[state.view], { layer, head } = state;
-    const isOpen = layer >= 0;
-    $("one").hidden = !isOpen;
-    $("stage").classList.toggle("open", isOpen);
-    fitTiles(); // beside an open head, the grid is narrower
-    for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
-    if (!isOpen) return;
-    ordered(view).forEach(([n, h], at) => {
-      if (n === layer && h === head) $("grid").querySelectorAll(".head")[at]?.setAttribute("aria-selected", "true");
-    });
-    $("one-title").textContent = nameOf(view, layer, head).replace("layer", "Layer");
-    const shown = [];
-    for (const number of [state.view, state.other]) {
-      if (number < 0) continue;
-      const one = views[number];
-      if (layer >= one.layers || head >= one.heads) {
-        shown.push({ view: null, map: null, signed: false, name: `${one.name} has no layer ${layer + 1} with a head ${head + 1}` });
-        continue;
-      }
-      const stored = await mapOf(number, layer, head);
-      const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, head) : null;
-      if (mine !== drawing) return;
-      const whole = withoutSpecial(one, stored);
-      const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1;
-      const map = signed ? minusTarget(one, whole) : whole;
-      shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the target of ${one.targets[shownPattern()].title}` : "") });
-    }
-    if (shown.length === 2 && shown.every((one) => one.map)) {
-      const [one, two] = shown;
-      if (one.whole.blocks === two.whole.blocks) {
-        const map = minus(one.whole, two.whole.weights, two.whole);
-        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `${views[state.view].name} minus ${views[state.other].name}` });
-      }
-    }
+    const { view: one, map: stored } = await shownMap(number, layer, own);
+    const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
     if (mine !== drawing) return;
-    drawPanels(shown);
-    drawBars(shown);
-    drawFacts(view);
-    drawText();
-    if ($("twin").open) drawTwin();
+    const whole = withoutSpecial(one, stored);
+    const signed = state.difference && !state.lines && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
+    const map = signed ? minusTarget(one, whole) : whole;
+    shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the pattern ${one.targets[shownPattern()].title}` : "") });
   }
+  if (shown.length === 2 && shown.every((one) => one.map)) {
+    const [one, two] = shown;
+    if (one.whole.blocks === two.whole.blocks) {
+      const map = minus(one.whole, two.whole.weights, two.whole);
+      shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${views[state.view].name} minus ${views[state.other].name}` });
+    }
+  }
+  if (mine !== drawing) return;
+  drawFacts(view);
+  drawBars(shown);
+  drawPanels(shown);
+  drawRow();
+  if ($("twin").open) drawTwin();
+}
 
-  function drawPanels(shown) {
-    const box = $("maps"), gap = 16;
-    const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
-    const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 300))) : 1;
-    const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
-    const high = Math.max(240, Math.min(900, innerHeight * 0.78));
-    panels = shown.map((one) => {
-      const canvas = make("canvas", { "aria-hidden": "true" });
-      const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
-      if (one.map) {
-        panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words below it
-        paint(panel);
+function drawPanels(shown) {
+  const box = $("maps"), gap = 16;
+  $("look").classList.toggle("single", shown.length === 1);
+  const areLines = state.lines && shown[0].map?.blocks === 1;
+  if (areLines) shown = shown.filter((one) => one.map && !one.isDifference);
+  const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
+  const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
+  const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
+  const high = Math.max(320, Math.min(900, innerHeight * 0.55)); // the texts, the controls and the number are above it
+  panels = shown.map((one) => {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
+    if (one.map) {
+      panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words above it
+      panel.even = evenOf(one.view, state.layer);
+      if (areLines) panel.svg = lines(panel);
+      else paint(panel);
+    }
+    return panel;
+  });
+  box.replaceChildren(...panels.map((panel) => {
+    const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
+    if (panel.svg) figure.append(panel.svg);
+    else if (panel.map) {
+      figure.append(make("p", { className: "axes", textContent: axesOf(panel.view).map((axis, at) => `${["↓ row", "→ column"][at]}: ${axis}`).join("\u2003") }), panel.canvas);
+      listen(panel);
+    }
+    return figure;
+  }));
+  if (areLines) repaint();
+}
+
+const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
+
+/** Returns what is special about the map of a panel. */
+function notesOf(panel) {
+  const notes = [];
+  if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
+  else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
+  else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
+  if (panel.map.digits) notes.push("summed from rounded weights");
+  if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+  if (panel.mask) notes.push("hatched: hidden by the attack");
+  return notes;
+}
+
+/** Shortens a token for a label. */
+const label = (token) => {
+  const text = [...token];
+  return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
+};
+
+/** Draws a panel: its picture, which is kept while the pointer moves, and the chosen row and column over it. */
+function paint(panel) {
+  const ratio = scaleOf(), key = [state.zoom, state.left, state.top, ratio].join();
+  if (panel.key !== key) {
+    const edge = edgesOf(panel);
+    const still = painted(edge.x + edge.width + 2, edge.y + edge.height + 2, ratio, (context) => drawMap(context, panel, edge, ratio, pageInk()));
+    Object.assign(panel, edge, { key, still });
+    Object.assign(panel.canvas.dataset, { x: edge.x, y: edge.y, cell: edge.cell, ratio });
+  }
+  const { canvas, still } = panel;
+  canvas.width = still.width; // clears it
+  canvas.height = still.height;
+  canvas.style.width = `${panel.x + panel.width + 2}px`;
+  canvas.style.touchAction = state.zoom > 1 ? "none" : "auto"; // a finger moves the page, and an enlarged map
+  const context = canvas.getContext("2d");
+  context.drawImage(still, 0, 0);
+  context.scale(ratio, ratio);
+  outline(panel, context);
+}
+
+const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT}`;
+const pageInk = () => getComputedStyle(document.body).color;
+const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+/** Returns what the rows and the columns of a map are. */
+const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
+
+const ruler = make("canvas").getContext("2d");
+/** Returns how wide a text is. */
+function widthOf(text, font = FONT) {
+  ruler.font = font;
+  return ruler.measureText(text).width;
+}
+
+/** Returns a canvas of `wide` x `high` units, of `ratio` pixels each, on which `draw` has drawn. */
+function painted(wide, high, ratio, draw) {
+  const canvas = make("canvas", { width: wide * ratio, height: high * ratio }), context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  draw(context);
+  return canvas;
+}
+
+/** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
+function edgesOf({ map, view, wide, high }) {
+  const [rows, columns] = labelsOf(view).map((names) => Math.ceil(Math.max(...names.map((name) => widthOf(name)))));
+  let x, y, cell;
+  for (const room of [8, 30]) { // for the positions of tokens, if not all of them have room
+    if (room > 8 && cell / map.blocks >= 12) break;
+    x = Math.min(130, rows) + room;
+    y = Math.min(120, columns) + room;
+    cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+  }
+  state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
+  state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
+  return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
+}
+
+/** Writes a text upwards, from a place or around it. */
+function fillUpwards(context, text, x, y, ...most) {
+  context.save();
+  context.translate(x, y);
+  context.rotate(-Math.PI / 2);
+  context.fillText(text, 0, 0, ...most);
+  context.restore();
+}
+
+/** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
+function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
+  const { map, view } = panel, blocks = map.blocks;
+  const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.imageSmoothingEnabled = false;
+  const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
+  const image = pixels(panel, reduce);
+  context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
+  if (panel.mask && blocks === 1) {
+    context.fillStyle = "rgb(0 0 0 / 0.55)";
+    for (let q = 0; q < map.queries; q++) {
+      for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
+        while (k < map.keys && panel.mask(q, k)) k++;
+        const [left, top] = at(q, first);
+        if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
       }
-      return panel;
-    });
-    box.replaceChildren(...panels.map((panel) => {
-      const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
-      if (panel.map) {
-        figure.append(panel.canvas);
-        listen(panel);
-      }
-      return figure;
-    }));
-  }
-
-  function caption(panel) {
-    const parts = [panel.name];
-    if (!panel.map) return panel.name + ".";
-    if (panel.map.blocks > 1) parts.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
-    else if (panel.map.coarse) parts.push("only a coarse overview of this head is in this page");
-    else if (state.special && panel.view.special.length) parts.push("without special tokens, rows scaled to what they summed to");
-    if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) parts.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
-    if (panel.mask) parts.push("hatched: masked by the attack");
-    return parts.join("; ");
-  }
-
-  /** Shortens a token for a label; the mark of a space, which looks like an underscore, becomes a dot. */
-  const label = (token) => {
-    const text = [...token.replaceAll("▁", "·").replaceAll("Ġ", "·")];
-    return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
-  };
-
-  /** Draws a panel: its picture, which is kept while the pointer moves, and the chosen row and column over it. */
-  function paint(panel) {
-    const ratio = scaleOf(), key = [state.zoom, state.left, state.top, ratio].join();
-    if (panel.key !== key) {
-      const edge = edgesOf(panel);
-      Object.assign(panel, edge, { key, still: picture(panel, edge, ratio) });
-      Object.assign(panel.canvas.dataset, { x: edge.x, y: edge.y, cell: edge.cell, ratio });
     }
-    const { canvas, still } = panel;
-    canvas.width = still.width; // clears it
-    canvas.height = still.height;
-    canvas.style.width = `${panel.x + panel.width + 2}px`;
-    const context = canvas.getContext("2d");
-    context.drawImage(still, 0, 0);
-    context.scale(ratio, ratio);
-    outline(panel, context);
   }
-
-  const FONT = "11px system-ui, sans-serif";
-  const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
-
-  /** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
-  function edgesOf({ map, view, wide, high }) {
-    const context = make("canvas").getContext("2d");
-    context.font = FONT;
-    const [rows, columns] = labelsOf(view);
-    const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
-    const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
-    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
-    state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
-    state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
-    return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
-  }
-
-  /** Returns a canvas with a panel's map, its mask, its target and its labels, `ratio` pixels for each of the page. */
-  function picture(panel, { x, y, cell, width, height }, ratio) {
-    const { map, view } = panel, blocks = map.blocks;
-    const canvas = make("canvas", { width: (x + width + 2) * ratio, height: (y + height + 2) * ratio });
-    const context = canvas.getContext("2d"), at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
-    context.scale(ratio, ratio);
-    context.save();
-    context.beginPath();
-    context.rect(x, y, width, height);
-    context.clip();
-    context.imageSmoothingEnabled = false;
-    const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
-    const image = pixels(panel, reduce);
-    context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
-    if (panel.mask && blocks === 1) {
-      context.fillStyle = "rgb(0 0 0 / 0.55)";
-      for (let q = 0; q < map.queries; q++) {
-        for (let k = 0; k < map.keys; k++) {
-          if (!panel.mask(q, k)) continue;
-          const [left, top] = at(q, k);
-          context.fillRect(left, top + cell * 0.4, Math.max(1, cell), Math.max(0.5, cell * 0.2));
-        }
+  const target = view.targets[shownPattern()];
+  if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
+    context.strokeStyle = patternLook(shownPattern()).colour;
+    context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
+    const side = Math.max(cell, 3);
+    for (let q = 0; q < map.queries; q++) {
+      for (const [k] of entriesOf(target, q)) {
+        const [left, top] = at(q + 0.5, k + 0.5);
+        context.strokeRect(left - side / 2, top - side / 2, side, side);
       }
     }
-    const target = view.targets[shownPattern()];
-    if (state.target && target && blocks === 1 && !panel.isDifference) {
-      context.strokeStyle = patternLook(shownPattern()).colour;
-      context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
-      const side = Math.max(cell, 3);
-      for (let q = 0; q < map.queries; q++) {
-        for (const [k] of entriesOf(target, q)) {
-          const [left, top] = at(q + 0.5, k + 0.5);
-          context.strokeRect(left - side / 2, top - side / 2, side, side);
-        }
-      }
-    }
-    context.restore();
-
-    context.strokeStyle = "#777";
-    context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-    context.font = FONT;
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.textBaseline = "middle";
-    const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
-    const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one + 1}` : names[one]);
-    context.textAlign = "right";
-    for (let q = 0; q < rows.length; q += step) {
-      const middle = at((q + 0.5) / blocks, 0)[1];
-      if (middle > y && middle < y + height) context.fillText(named(rows, q), x - 4, middle, x - 6);
-    }
-    context.textAlign = "left";
-    for (let k = 0; k < columns.length; k += step) {
-      const middle = at(0, (k + 0.5) / blocks)[0];
-      if (middle <= x || middle >= x + width) continue;
-      context.save();
-      context.translate(middle, y - 4);
-      context.rotate(-Math.PI / 2);
-      context.fillText(named(columns, k), 0, 0, y - 6);
-      context.restore();
-    }
-    return canvas;
   }
+  context.restore();
 
-  /** Draws the outlines of the chosen row and column. */
-  function outline({ map, x, y, cell, width, height }, context) {
-    if (map.blocks > 1 || cell <= 2) return;
-    context.save();
-    context.beginPath();
-    context.rect(x, y, width, height);
-    context.clip();
-    context.strokeStyle = "#D00000";
-    context.lineWidth = 1.5;
-    if (state.row >= 0) context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
-    if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
-    context.restore();
+  context.strokeStyle = "#777";
+  context.lineWidth = 1;
+  context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
+  context.font = FONT;
+  context.fillStyle = ink;
+  context.textBaseline = "middle";
+  const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
+  const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one}` : names[one]);
+  context.textAlign = "right";
+  for (let q = 0; q < rows.length; q += step) {
+    const middle = at((q + 0.5) / blocks, 0)[1];
+    if (middle > y && middle < y + height) context.fillText(named(rows, q), x - 4, middle, x - 6);
   }
-
-  /** Returns [row, column] under a pointer, null outside of the map. */
-  function under(panel, event) {
-    const box = panel.canvas.getBoundingClientRect(), shrunk = box.width / parseFloat(panel.canvas.style.width);
-    const k = ((event.clientX - box.left) / shrunk - panel.x) / panel.cell + state.left;
-    const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
-    const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
-    if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
-    const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
-    return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
+  context.textAlign = "left";
+  for (let k = 0; k < columns.length; k += step) {
+    const middle = at(0, (k + 0.5) / blocks)[0];
+    if (middle > x && middle < x + width) fillUpwards(context, named(columns, k), middle, y - 4, y - 6);
   }
+}
 
-  function listen(panel) {
-    const { canvas } = panel;
-    let dragged = null;
-    canvas.addEventListener("pointermove", (event) => {
-      if (dragged) {
-        state.left = dragged.left - (event.clientX - dragged.x) / panel.cell;
-        state.top = dragged.top - (event.clientY - dragged.y) / panel.cell;
-        repaint();
-        return;
-      }
-      const cell = under(panel, event);
-      if (cell && !state.pinned) choose(...cell);
-      else if (cell) say(...cell);
-    });
-    canvas.addEventListener("pointercancel", () => { dragged = null; });
-    canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
-      dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top };
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointerup", (event) => {
-      const cell = under(panel, event);
-      if (dragged && Math.hypot(event.clientX - dragged.x, event.clientY - dragged.y) < 4 && cell) {
-        const same = state.pinned && cell[0] === state.row;
-        choose(...cell);
-        setPinned(!same);
-      }
-      dragged = null;
-    });
-    canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && state.zoom === 1 && event.deltaY > 0) return; // the page scrolls
-      event.preventDefault();
-      zoomBy(event.deltaY < 0 ? 1.25 : 0.8, under(panel, event));
-    }, { passive: false });
-  }
+/** Draws the outlines of the chosen row and column. */
+function outline({ map, x, y, cell, width, height }, context) {
+  if (map.blocks > 1 || cell <= 2) return;
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.strokeStyle = "#D00000";
+  context.lineWidth = 1.5;
+  if (state.row >= 0) context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
+  if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
+  context.restore();
+}
 
-  function zoomBy(factor, around) {
-    const panel = panels.find((one) => one.map);
-    if (!panel) return;
-    const before = state.zoom;
-    state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
-    const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
-    state.left = k - (k - state.left) * (before / state.zoom);
-    state.top = q - (q - state.top) * (before / state.zoom);
-    repaint();
-  }
+/** Returns [row, column] under a pointer, null outside of the map. */
+function under(panel, event) {
+  const box = panel.canvas.getBoundingClientRect(), shrunk = box.width / parseFloat(panel.canvas.style.width);
+  const k = ((event.clientX - box.left) / shrunk - panel.x) / panel.cell + state.left;
+  const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
+  const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
+  if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
+  const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
+  return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
+}
 
-  function repaint() {
-    for (const panel of panels) if (panel.map) paint(panel);
-  }
-
-  function setPinned(pinned) {
-    state.pinned = pinned;
-    $("pin").setAttribute("aria-pressed", String(pinned));
-  }
-
-  function choose(row, column) {
-    if (row === state.row && column === state.column) return;
-    Object.assign(state, { row, column });
-    repaint();
-    drawRow();
-    writeAddress();
-  }
-
-  /** Returns a weight as text, with as many digits as are known. */
-  function number(panel, at) {
-    const weight = panel.map.weights[at], known = !panel.map.coarse && !panel.map.shades?.[at];
-    if (known) return weight.toFixed(3).replace(/^(-?)0\./, "$1.");
-    return !panel.signed && weight < 0.02 ? "below .02" : `about ${weight.toFixed(2).replace(/^(-?)0\./, "$1.")}`;
-  }
-
-  /** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
-  function chosenWeights(panel) {
-    const { map } = panel, list = [];
-    if (!map || map.blocks > 1) return list;
-    if (state.byColumn) {
-      const k = state.column;
-      if (k < 0) return list;
-      for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], q * map.keys + k]);
-    } else if (state.row >= 0) {
-      for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], state.row * map.keys + k]);
-    }
-    return list;
-  }
-
-  function drawRow() {
-    const panel = panels[0];
-    if (!panel?.map) return;
-    const view = panel.view, list = chosenWeights(panel);
-    const chosen = state.byColumn ? state.column : state.row;
-    const others = state.byColumn ? rowsOf(view) : view.columns;
-    const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
-    const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
-    const top = [...list].sort((one, two) => size(two) - size(one)).slice(0, 10);
-    $("largest").caption.textContent = chosen < 0 || !list.length
-      ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
-      : state.byColumn ? `Tokens that look at ${chosen + 1} “${subject}”` : `Token ${chosen + 1} “${subject}” looks at`;
-    $("largest").tBodies[0].replaceChildren(...top.map(([place, , at]) => make("tr", {},
-      make("td", { className: "number", textContent: place + 1 }),
-      make("td", { dir: "auto", textContent: others[place] }),
-      make("td", { className: "number", textContent: number(panel, at) }))));
-    if (sentence.length === others.length) {
-      sentence.forEach((span, place) => {
-        const colour = list.length ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
-        span.style.backgroundColor = colour === null ? "" : css(colour);
-        // Black and white have equal contrast at this luminance.
-        span.style.color = colour === null ? "" : luminance(colour) > 0.179 ? "#000" : "#fff";
-        span.classList.toggle("chosen", place === chosen && !view.rows);
-      });
-    }
-    const line = state.byColumn ? "column" : "row";
-    $("text-legend").textContent = list.length
-      ? `Words have the colours of ${line} ${chosen + 1} “${subject}” of the map${panels.length > 1 ? ` of ${panel.name}` : ""}:` : "";
-    $("text-bar").hidden = !list.length;
-    say(state.row, state.column);
-  }
-
-  /** Says a cell in words: the panels' weights at a row and a column. */
-  function say(row, column) {
-    const view = views[state.view], { layer, head } = state;
-    const start = nameOf(view, layer, head);
-    const parts = [];
-    for (const panel of panels) {
-      if (!panel.map || panel.map.blocks > 1 || row < 0) continue;
-      const name = panels.length > 1 ? `${panel.name}: ` : "";
-      let at = column;
-      if (at < 0) {
-        at = 0;
-        for (let k = 1; k < panel.map.keys; k++) if (panel.map.weights[row * panel.map.keys + k] > panel.map.weights[row * panel.map.keys + at]) at = k;
-      }
-      const place = row * panel.map.keys + at, weight = panel.map.weights[place];
-      const even = weight * visible(panel.view, layer, row);
-      const times = panel.signed ? "" : ` (${even >= 10 ? Math.round(even) : even.toFixed(1)} × even)`;
-      parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(panel, place)}${times}`);
-    }
-    $("line").textContent = `${start}; ${parts.join("; ")}`;
-  }
-
-  function drawText() {
-    const view = views[state.view], tokens = state.byColumn ? rowsOf(view) : view.columns;
-    sentence = tokens.map((token, place) => {
-      const span = make("span", { dir: "auto", textContent: token.replaceAll("▁", "·").replaceAll("Ġ", "·") || " ", title: String(place + 1) });
-      span.addEventListener("pointerenter", () => { if (!state.pinned && !view.rows) choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); });
-      span.addEventListener("click", () => { if (!view.rows) { choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); setPinned(true); } });
-      return span;
-    });
-    $("text").replaceChildren(...sentence.flatMap((span) => [span, " "]));
-    drawRow();
-  }
-
-  function drawFacts(view) {
-    const { layer, head } = state, entropy = view.entropy[layer][head];
-    const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
-    const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
-    const parts = entropy === null ? [] : [`entropy ${entropy.toFixed(2)} bits of ${even.toFixed(2)}`];
-    if (view.hiddenHeads) {
-      parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
-    }
-    $("facts").textContent = parts.join("; ");
-    const shown = shownPattern();
-    const compared = state.other >= 0 ? [view, views[state.other]] : [view];
-    const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
-      ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "mass" })),
-      make("th", { scope: "col", className: "number", textContent: "by chance" }));
-    const rows = Object.entries(view.targets).map(([name, target]) => {
-      const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
-      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[head] ?? null);
-      const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
-      return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown ? " (shown as target)" : "")), ...cells);
-    });
-    $("masses").tBodies[0].replaceChildren(head_, ...rows);
-    $("masses").hidden = !rows.length;
-  }
-
-  function drawTwin() {
-    const panel = panels[0];
-    if (!panel?.map || panel.map.blocks > 1) {
-      $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
+function listen(panel) {
+  const { canvas } = panel;
+  let dragged = null;
+  canvas.addEventListener("pointermove", (event) => {
+    if (dragged) {
+      state.left = dragged.left - (event.clientX - dragged.x) / panel.cell;
+      state.top = dragged.top - (event.clientY - dragged.y) / panel.cell;
+      repaint();
       return;
     }
-    const { view, map } = panel, most = 3;
-    const body = rowsOf(view).map((token, q) => {
-      const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
-      const words = order.slice(0, most).map((k) => `${k + 1} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
-      return make("tr", {}, make("td", { className: "number", textContent: q + 1 }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
-    });
-    const top = make("tr", {}, ...["row", "token", "largest weights"].map((textContent) => make("th", { scope: "col", textContent })));
-    $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
-  }
-
-  function drawBars(shown) {
-    const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
-    $("bar").replaceChildren(...kinds.map(bar));
-    $("text-bar").replaceChildren(bar(shown[0].signed));
-  }
-
-  /** Returns a picture of the colours of weights, or of differences. */
-  function bar(signed) {
-    const { name, ticks, place } = signed ? DIFFERENCE : SCALES[state.scale], colours = tableOf(signed);
-    const wide = 320, ratio = scaleOf(), canvas = make("canvas", { width: (wide + 24) * ratio, height: 42 * ratio });
-    canvas.style.width = `${wide + 24}px`;
-    canvas.role = "img";
-    canvas.ariaLabel = `colours: ${name}, on a scale that is not linear`;
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    for (let at = 0; at < wide; at++) {
-      context.fillStyle = css(colours[Math.round((255 * at) / (wide - 1))]);
-      context.fillRect(12 + at, 14, 1.5, 12);
+    const cell = under(panel, event);
+    if (cell && !state.pinned) choose(...cell);
+    else if (cell) say(...cell);
+    tip(event, cell);
+  });
+  canvas.addEventListener("pointerleave", () => tip(null, null));
+  canvas.addEventListener("pointercancel", () => { dragged = null; });
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const cell = under(panel, event);
+    if (dragged && Math.hypot(event.clientX - dragged.x, event.clientY - dragged.y) < 4 && cell) {
+      const same = state.pinned && cell[0] === state.row;
+      choose(...cell);
+      setPinned(!same);
     }
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(`${name} (not linear)`, 12, 10);
-    context.textAlign = "center";
-    for (const tick of ticks) context.fillText(String(tick), 12 + place(tick) * wide, 38);
-    return canvas;
+    dragged = null;
+  });
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && state.zoom === 1 && event.deltaY > 0) return; // the page scrolls
+    event.preventDefault();
+    zoomBy(event.deltaY < 0 ? 1.25 : 0.8, under(panel, event));
+  }, { passive: false });
+}
+
+function zoomBy(factor, around) {
+  const panel = panels.find((one) => one.map);
+  if (!panel || panel.svg) return;
+  const before = state.zoom;
+  state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
+  const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
+  state.left = k - (k - state.left) * (before / state.zoom);
+  state.top = q - (q - state.top) * (before / state.zoom);
+  repaint();
+}
+
+function repaint() {
+  for (const panel of panels) {
+    if (panel.svg) highlight(panel);
+    else if (panel.map) paint(panel);
   }
+}
 
-  // ---------------------------------------------------------------- steps of a run
+function setPinned(pinned) {
+  state.pinned = pinned;
+  $("pin").setAttribute("aria-pressed", String(pinned));
+}
 
-  const stepsOf = (view) => views.map((one, at) => ({ one, at }))
-    .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
-    .sort((a, b) => a.one.step - b.one.step);
+function choose(row, column) {
+  if (row === state.row && column === state.column) return;
+  Object.assign(state, { row, column });
+  repaint();
+  drawRow();
+  writeAddress();
+}
 
-  const svg = (tag, attributes, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.append(...children);
-    return element;
+const short = (weight, digits) => weight.toFixed(digits).replace(/^(-?)0\./, "$1.");
+
+/** Returns a weight as text, with as many digits as are known. */
+function number(panel, at) {
+  const weight = panel.map.weights[at], known = !panel.map.coarse && !panel.map.shades?.[at];
+  if (!known) return !panel.signed && weight < 0.02 ? "below .02" : `about ${short(weight, 2)}`;
+  const digits = panel.map.digits ?? 3, least = 10 ** -digits;
+  return Math.abs(weight) < least / 2 ? `below ${short(least, digits)}` : short(weight, digits);
+}
+
+/** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
+function chosenWeights(panel) {
+  const { map } = panel, list = [];
+  if (!map || map.blocks > 1) return list;
+  if (state.byColumn) {
+    const k = state.column;
+    if (k < 0) return list;
+    for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], q * map.keys + k]);
+  } else if (state.row >= 0) {
+    for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], state.row * map.keys + k]);
+  }
+  return list;
+}
+
+const MOST_LISTED = 10;
+
+/** Shows the weights of the chosen row or column: as a list, as the colours of the words, and in the line. */
+function drawRow() {
+  const panel = panels[0];
+  if (!panel?.map) return;
+  const view = panel.view, list = chosenWeights(panel);
+  const chosen = state.byColumn ? state.column : state.row;
+  const others = state.byColumn ? rowsOf(view) : view.columns;
+  const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
+  const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
+  const sorted = [...list].sort((one, two) => size(two) - size(one));
+  const top = sorted.filter((entry) => size(entry) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
+  $("largest").caption.textContent = chosen < 0 || !list.length
+    ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
+    : state.byColumn ? `What looks at “${subject}” (${chosen})` : `“${subject}” (${chosen}) looks at`;
+  const lines = top.map(([place, , at]) => make("tr", {},
+    make("td", { className: "number", textContent: place }),
+    make("td", { dir: "auto", textContent: others[place] }),
+    make("td", { className: "number", textContent: number(panel, at) })));
+  if (list.length && rest) {
+    const most = number(panel, sorted[top.length][2]), less = /^[a-z]/.test(most) ? most : `at most ${most}`;
+    lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
+  }
+  $("largest").tBodies[0].replaceChildren(...lines);
+  const [axis, other] = state.byColumn ? ["columns", "rows"] : ["rows", "columns"];
+  for (const strip of strips) {
+    const hasColours = list.length === strip.spans.length && strip.axis !== axis;
+    strip.spans.forEach((span, place) => {
+      const colour = hasColours ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
+      span.style.backgroundColor = colour === null ? "" : css(colour);
+      // Black and white have equal contrast at this luminance.
+      span.style.color = colour === null ? "" : luminance(colour) > 0.179 ? "#000" : "#fff";
+      span.classList.toggle("chosen", strip.axis !== other && place === chosen);
+    });
+  }
+  $("text-legend").textContent = list.length
+    ? `The words of the text have the colours of ${axis.slice(0, -1)} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
+  say(state.row, state.column);
+}
+
+/** Returns a cell in words: the two tokens, and each panel's weight. */
+function cellInWords(row, column) {
+  const first = panels.find((panel) => panel.map && panel.map.blocks === 1);
+  if (!first || row < 0) return null;
+  const { view, map } = first, isLargest = column < 0;
+  for (let k = 0; isLargest && k < map.keys; k++) {
+    if (column < 0 || map.weights[row * map.keys + k] > map.weights[row * map.keys + column]) column = k;
+  }
+  const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
+    const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
+    const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
+    return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
+  });
+  return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
+}
+
+/** Says a cell in words, in the line above the maps. */
+function say(row, column) {
+  const cell = cellInWords(row, column);
+  $("line").textContent = cell ? `${cell.words}: ${cell.values.join("; ")}` : "";
+}
+
+/** Shows a cell beside the pointer; a finger would hide it. */
+function tip(event, cell) {
+  const box = $("tip"), said = cell && event.pointerType !== "touch" ? cellInWords(...cell) : null;
+  box.hidden = !said;
+  if (!said) return;
+  box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", { textContent })));
+  const wide = box.offsetWidth, high = box.offsetHeight, gap = 14;
+  box.style.left = `${event.clientX + gap + wide > innerWidth ? Math.max(0, event.clientX - gap - wide) : event.clientX + gap}px`;
+  box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
+}
+
+let textDrawn = "";
+
+/** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
+function drawText() {
+  const view = shownView(state.view), key = [state.view, state.words, isOpen()].join(); // the words of a head that was closed lose its colours
+  if (key === textDrawn) return;
+  textDrawn = key;
+  const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
+  strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
+  const lines = strips.map(({ spans }, at) => textLine(view.texts[at], ...spans.flatMap((span) => (span.textContent.startsWith(CONTINUES) ? [span] : [" ", span]))));
+  const others = view.otherTexts.map(([name, text]) => textLine(name, ` ${text}`));
+  const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: the model reads no more.` })] : [];
+  $("text").replaceChildren(...lines, ...others, ...cut);
+}
+
+const CONTINUES = "·"; // the first letter of a piece that continues a word
+
+const textLine = (name, ...children) => make("p", {}, make("b", { textContent: name ? `${name}:` : "" }), ...children);
+
+/** Returns the element of a word of the text, by which its row or column is chosen. */
+function wordSpan(axis, token, place) {
+  const span = make("span", { dir: "auto", lang: "und", textContent: token || " ", title: String(place), className: token.startsWith(CONTINUES) ? "inner" : "" });
+  const isRow = () => axis === "rows" || (axis === "both" && !state.byColumn);
+  const choosePlace = () => (isRow() ? choose(place, state.column) : choose(state.row, place));
+  span.addEventListener("pointerenter", (event) => { if (isOpen() && !state.pinned && event.pointerType !== "touch") choosePlace(); });
+  span.addEventListener("click", () => { if (isOpen()) { choosePlace(); setPinned(true); } });
+  return span;
+}
+
+function drawFacts(view) {
+  const { layer, head } = state, entropy = view.entropy[layer][head];
+  const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
+  const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
+  const tokens = (bits) => (2 ** bits).toFixed(bits < 3 ? 1 : 0);
+  const parts = entropy === null ? [] : [`spread: a row looks at about ${tokens(entropy)} of ${tokens(even)} tokens (entropy ${entropy.toFixed(2)} bits)`];
+  if (view.hiddenHeads) {
+    parts.push(`the attack hid ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the pairs, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
+  }
+  $("facts").textContent = parts.join("; ");
+  $("facts").title = "Spread is 2 to the power of the entropy: 1 for a row that looks at one token alone, and the number of tokens for one that looks at all equally. The entropy is a mean over the rows.";
+  const shown = shownPattern();
+  const compared = state.other >= 0 ? [view, views[state.other]] : [view];
+  const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
+    ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "this head" })),
+    make("th", { scope: "col", className: "number", textContent: "even", title: "the share if every row looked equally at all that it sees" }));
+  const rows = Object.entries(view.targets).map(([name, target]) => {
+    const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
+    const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
+    const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
+    return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown && (state.target || state.difference) ? " (shown)" : "")), ...cells);
+  });
+  $("masses").tBodies[0].replaceChildren(head_, ...rows);
+  $("masses").hidden = !rows.length;
+}
+
+function drawTwin() {
+  const panel = panels[0];
+  if (!panel?.map || panel.map.blocks > 1) {
+    $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
+    return;
+  }
+  const { view, map } = panel, most = 3;
+  const body = rowsOf(view).map((token, q) => {
+    const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
+    const words = order.slice(0, most).map((k) => `${k} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
+    return make("tr", {}, make("td", { className: "number", textContent: q }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
+  });
+  const top = make("tr", {}, ...["row", "looks", "at what most"].map((textContent) => make("th", { scope: "col", textContent })));
+  $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
+}
+
+function drawBars(shown) {
+  const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
+  $("bar").replaceChildren(...kinds.map(bar));
+}
+
+const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
+const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
+
+/** Returns a picture of the colours of weights, or of differences. */
+function bar(signed) {
+  const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
+  canvas.style.width = `${BAR[0]}px`;
+  canvas.role = "img";
+  canvas.ariaLabel = `colours: ${scaleFor(signed).name}, on a scale that is not linear`;
+  return canvas;
+}
+
+function drawBar(context, x, y, signed, ink) {
+  const { name, ticks, place } = scaleFor(signed), left = x + 12, wide = BAR[0] - 24;
+  const image = pixels({ map: { keys: 256, queries: 1 }, shade: Uint8Array.from({ length: 256 }, (_, at) => at), signed });
+  context.imageSmoothingEnabled = false;
+  context.drawImage(image, left, y + 14, wide, 12);
+  Object.assign(context, { fillStyle: ink, font: FONT, textBaseline: "alphabetic", textAlign: "left" });
+  context.fillText(`${name} (not linear)`, left, y + 10);
+  context.textAlign = "center";
+  for (const tick of ticks) {
+    context.fillRect(left + place(tick) * wide - 0.5, y + 26, 1, 3);
+    context.fillText(String(tick), left + place(tick) * wide, y + 39);
+  }
+}
+
+// ---------------------------------------------------------------- steps of a run
+
+const stepsOf = (view) => views.map((one, at) => ({ one, at }))
+  .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
+  .sort((a, b) => a.one.step - b.one.step);
+
+const SVG = "http://www.w3.org/2000/svg";
+const svg = (tag, attributes, ...children) => {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+};
+
+const svgText = (content, attributes) => svg("text", attributes, String(content));
+
+function drawSteps() {
+  const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
+  $("steps").hidden = series.length < 2;
+  if (series.length < 2) return;
+  const current = series.findIndex(({ at }) => at === state.view);
+  $("step").max = series.length - 1;
+  $("step").value = current;
+  $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
+  const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
+  if (!name) return;
+  const isGuided = view.guided.flat().includes(name);
+  const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
+    const members = [...patterns.keys()].filter((head) => head < view.heads && (!isGuided || patterns[head] === name));
+    const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
+    return { layer, masses };
+  }).filter(({ masses }) => masses.some((mass) => !Number.isNaN(mass)));
+  const wide = Math.min(720, innerWidth - 48), left = 34, right = wide - 80, bottom = 22, apart = 12, high = Math.max(170, apart * (lines.length + 1) + bottom);
+  const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
+  const x = (at) => left + ((right - left) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
+  for (const line of lines) {
+    line.points = line.masses.map((mass, at) => [x(at), y(mass)]).filter(([, place]) => !Number.isNaN(place));
+    line.end = line.points.at(-1)[1];
+  }
+  lines.sort((one, two) => one.end - two.end); // names of lines that end close together are moved apart
+  lines.reduce((least, line) => { line.end = Math.max(line.end, least); return line.end + apart; }, 0);
+  lines.reduceRight((most, line) => { line.end = Math.min(line.end, most); return line.end - apart; }, high - bottom);
+  const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
+  const line = (x1, x2, y1, y2, dashes = "") => svg("line", { x1, x2, y1, y2, stroke: "currentColor", "stroke-width": 0.75, "stroke-dasharray": dashes });
+  const drawn = lines.flatMap(({ layer, points, end }) => {
+    const share = (layer + 1) / view.layers, shade = (place) => css(TABLES.BuPu[Math.round(place)]), isChosen = layer === state.layer;
+    const style = `fill: none; stroke: light-dark(${shade(100 + 155 * share)}, ${shade(170 * (1 - share))}); stroke-width: ${isChosen ? 3.5 : 1.75}`;
+    return [svg("polyline", { points: points.map((point) => point.map((one) => one.toFixed(1)).join()).join(" "), style }),
+      line(points.at(-1)[0], right + 16, points.at(-1)[1], end),
+      text(`layer ${layer}`, { x: right + 20, y: end + 4, "font-weight": isChosen ? "bold" : "normal" })];
+  });
+  const frame = [line(x(current), x(current), 4, high - bottom, "3 3"), ...[0, 0.5, 1].flatMap((mass) => [line(left, right, y(mass), y(mass), "1 5"),
+    text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
+  const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
+  const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
+  $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
+    make("p", { className: "hint", textContent: title }));
+}
+
+function moveStep(by) {
+  const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
+  if (series.length < 2) return;
+  const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
+  changeView(series[next].at);
+}
+
+// ---------------------------------------------------------------- controls and keys
+
+const option = (value, textContent) => make("option", { value, textContent });
+
+function changeView(at) {
+  state.head = headIn(views[at]);
+  state.view = at;
+  let problem = "";
+  if (state.other >= 0) {
+    problem = state.other === at ? "" : refusal(views[at], views[state.other]);
+    if (state.other === at || problem) state.other = -1;
+  }
+  fit();
+  update(problem);
+}
+
+function changeOther(at) {
+  const problem = at < 0 || at === state.view ? "" : refusal(views[state.view], views[at]);
+  state.other = problem || at === state.view ? -1 : at;
+  update(problem);
+}
+
+function drawControls(problem) {
+  const view = views[state.view];
+  const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${h === view.heads ? `${n} mean` : `${n}.${h}`}${view.guided[n][h] ? ` ${patternLook(view.guided[n][h]).title}` : ""}`));
+  $("head").replaceChildren(option("", "all"), ...heads);
+  $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
+  $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
+  $("view").value = state.view;
+  $("other").replaceChildren(option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
+  $("other").value = state.other;
+  $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
+  $("scale").value = state.scale;
+  $("palette").value = state.palette;
+  const names = Object.entries(view.targets);
+  $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "smallest spread"));
+  $("order").value = state.order;
+  $("pattern").replaceChildren(option("", "that of the head"), ...names.map(([name, target]) => option(name, target.title)));
+  $("pattern").value = state.pattern;
+  $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
+  for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
+  for (const name of ["target", "difference", "hidden"]) $(name).disabled = state.words; // they are about tokens
+  $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
+  $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
+  $("words").hidden = !view.words;
+  for (const [id, name] of Object.entries(PRESSED)) $(id).setAttribute("aria-pressed", String(state[name]));
+  $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
+  $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
+}
+
+const PRESSED = { words: "words", lines: "lines", direction: "byColumn", pin: "pinned" }; // buttons, and what they switch
+
+let gridDrawn = "";
+async function update(problem = "") {
+  const mine = ++drawing; // drawings that have begun before stop
+  const needed = [state.view, state.other].filter((at) => at >= 0 && !overviews[at]);
+  await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
+  if (mine !== drawing) return;
+  drawControls(problem);
+  drawText();
+  const shown = [state.view, state.other, state.scale, state.palette, state.order, state.special].join();
+  if (shown !== gridDrawn) {
+    gridDrawn = shown;
+    drawGrid();
+  }
+  drawSteps();
+  writeAddress();
+  tip(null, null);
+  await drawOne(mine);
+  if (mine !== drawing) return;
+  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+}
+
+const toggle = (name) => { state[name] = !state[name]; update(); };
+const isOpen = () => state.layer >= 0;
+
+/** Changes between tokens and words; the chosen row and column become those of the same place in the text. */
+function toggleWords() {
+  const { words } = views[state.view];
+  if (!words) return;
+  const moved = (starts, place) => (place < 0 ? place : state.words ? starts[place] : wordOf(starts, place));
+  const row = moved(words.rowStarts, state.row), column = moved(words.columnStarts, state.column);
+  Object.assign(state, { row, column, words: !state.words, zoom: 1 });
+  update();
+}
+
+function moveChosen(across, down) {
+  const view = shownView(state.view), clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
+  choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
+}
+
+// [key, what it does, function]; the list of keys in the page is made of this.
+const KEYS = [
+  ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
+  ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
+  ["[", "the step before", () => moveStep(-1)],
+  ["]", "the next step", () => moveStep(1)],
+  ["w", "words in place of tokens", toggleWords],
+  ["l", "lines between the words in place of the map", () => toggle("lines")],
+  ["c", "by column: which tokens look at this one", () => $("direction").click()],
+  ["t", "outline where the pattern points", () => toggle("target")],
+  ["d", "show the map minus the pattern", () => toggle("difference")],
+  ["s", "leave out special tokens", () => toggle("special")],
+  ["m", "hatch what an attack hid", () => toggle("hidden")],
+  ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
+  ["1", "colours: attention weight", () => { state.scale = "weight"; update(); }],
+  ["2", "colours: multiple of even attention", () => { state.scale = "ratio"; update(); }],
+  ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
+  ["+", "zoom in", () => zoomBy(1.5)],
+  ["-", "zoom out", () => zoomBy(1 / 1.5)],
+  ["?", "this list", () => $("help").showModal()],
+];
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+function start() {
+  $("title").textContent = meta.title;
+  if (!("DecompressionStream" in window)) {
+    $("note").textContent = "This browser cannot show the maps, because it lacks DecompressionStream: use Chrome or Edge 103, Firefox 113, Safari 16.4, or a later version.";
+    return;
+  }
+  $("scale").append(...Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)));
+  $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
+  $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
+    ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
+  $("view").addEventListener("change", () => changeView(Number($("view").value)));
+  $("other").addEventListener("change", () => changeOther(Number($("other").value)));
+  $("head").addEventListener("change", () => {
+    const [layer, head] = $("head").value.split(".").map(Number);
+    if ($("head").value) open(layer, head);
+    else close();
+  });
+  $("more").addEventListener("toggle", () => $("controls").classList.toggle("more", $("more").open));
+  for (const name of ["scale", "palette", "order", "pattern"]) {
+    $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
+  }
+  for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
+  $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
+  const clicks = {
+    close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+    pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
+    direction: () => {
+      state.byColumn = !state.byColumn;
+      if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
+      $("direction").setAttribute("aria-pressed", String(state.byColumn));
+      writeAddress();
+      repaint();
+      drawRow();
+    },
   };
-
-  const svgText = (content, attributes) => svg("text", attributes, String(content));
-
-  function drawSteps() {
-    const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
-    $("steps").hidden = series.length < 2;
-    if (series.length < 2) return;
-    const current = series.findIndex(({ at }) => at === state.view);
-    $("step").max = series.length - 1;
-    $("step").value = current;
-    $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
-    const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
-    if (!name) return;
-    const wide = 640, high = 150, left = 34, bottom = 22;
-    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
-    const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
-    const isGuided = view.guided.flat().includes(name);
-    const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
-      const members = [...patterns.keys()].filter((head) => !isGuided || patterns[head] === name);
-      const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
-      const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
-      const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
-      return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
-    });
-    const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
-    const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
-    const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
-    const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
-    const title = `mass on ${view.targets[name].title} by step, ${isGuided ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
-    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...lines, mark, ...ticks, ...scale),
-      make("p", { className: "hint", textContent: title }));
+  for (const suffix of ["png", "svg"]) {
+    clicks[suffix] = () => saveSheet(fileName(suffix), headSheet());
+    clicks[`all-${suffix}`] = () => saveSheet(fileName(suffix, "all-heads"), gridSheet());
   }
-
-  function moveStep(by) {
-    const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
-    if (series.length < 2) return;
-    const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
-    changeView(series[next].at);
-  }
-
-  // ---------------------------------------------------------------- export
-
-  function fileName(suffix) {
-    const view = views[state.view];
-    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer + 1}`, `head${state.head + 1}`];
-    return `${parts.filter(Boolean).join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
-  }
-
-  function save(name, address) {
-    const link = make("a", { download: name, href: address });
-    document.body.append(link);
-    link.click();
-    link.remove();
-  }
-
-  const dataOf = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
-
-  const SAVED_RATIO = 2; // pixels of a saved picture for each pixel of the page
-
-  function savePng() {
-    const drawn = panels.filter((panel) => panel.map).map((panel) => {
-      const canvas = picture(panel, panel, SAVED_RATIO); // not that of the page, which may have fewer pixels
-      outline(panel, canvas.getContext("2d"));
-      return canvas;
-    });
-    const gap = 20, title = 40;
-    const wide = drawn.reduce((sum, canvas) => sum + canvas.width + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height)) + title + gap;
-    const sheet = make("canvas", { width: wide, height: high }), context = sheet.getContext("2d");
-    context.fillStyle = getComputedStyle(document.body).backgroundColor;
-    context.fillRect(0, 0, wide, high);
-    context.fillStyle = getComputedStyle(document.body).color;
-    context.font = "24px system-ui, sans-serif";
-    context.fillText(`${views[state.view].name}: ${nameOf(views[state.view], state.layer, state.head)}`, gap, 28);
-    let left = gap;
-    for (const canvas of drawn) {
-      context.drawImage(canvas, left, title);
-      left += canvas.width + gap;
-    }
-    save(fileName("png"), sheet.toDataURL("image/png"));
-  }
-
-  function saveSvg() {
-    const panel = panels[0];
-    const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
-    const image = pixels(panel).toDataURL("image/png");
-    const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
-    const labels = [
-      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
-      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => svgText(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
-    ];
-    const drawn = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width: x + wide + 10, height: y + high + 10, "font-family": "sans-serif", "font-size": 9 },
-      svgText(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
-      svg("image", { href: image, x, y, width: wide, height: high, preserveAspectRatio: "none", style: "image-rendering: pixelated" }), ...labels);
-    save(fileName("svg"), dataOf("image/svg+xml", new XMLSerializer().serializeToString(drawn)));
-  }
-
-  function saveTsv() {
-    const panel = panels[0], view = panel.view, list = chosenWeights(panel);
-    const others = state.byColumn ? rowsOf(view) : view.columns;
-    const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-    const lines = list.map(([place, weight, at]) => [place + 1, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
-    const top = ["position", "token", "weight", "precision"].join("\t");
-    save(fileName(state.byColumn ? `column${state.column + 1}.tsv` : `row${state.row + 1}.tsv`), dataOf("text/tab-separated-values", [top, ...lines].join("\n") + "\n"));
-  }
-
-  // ---------------------------------------------------------------- controls and keys
-
-  const option = (value, textContent) => make("option", { value, textContent });
-
-  function changeView(at) {
-    state.view = at;
-    let problem = "";
-    if (state.other >= 0) {
-      problem = state.other === at ? "" : refusal(views[at], views[state.other]);
-      if (state.other === at || problem) state.other = -1;
-    }
-    fit();
-    update(problem);
-  }
-
-  function changeOther(at) {
-    const problem = at < 0 || at === state.view ? "" : refusal(views[state.view], views[at]);
-    state.other = problem || at === state.view ? -1 : at;
-    update(problem);
-  }
-
-  function drawControls(problem) {
-    const view = views[state.view];
-    $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
-    $("view").value = state.view;
-    $("other").replaceChildren(option(-1, "nothing"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
-    $("other").value = state.other;
-    $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
-    $("scale").value = state.scale;
-    $("palette").value = state.palette;
-    const names = Object.entries(view.targets);
-    $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "lowest entropy"));
-    $("order").value = state.order;
-    $("pattern").replaceChildren(option("", "of the head"), ...names.map(([name, target]) => option(name, target.title)));
-    $("pattern").value = state.pattern;
-    $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
-    for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
-    $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
-    $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
-    $("direction").setAttribute("aria-pressed", String(state.byColumn));
-    $("pin").setAttribute("aria-pressed", String(state.pinned));
-    $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
-    $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
-  }
-
-  let gridDrawn = "";
-  async function update(problem = "") {
-    const mine = ++drawing; // drawings that have begun before stop
-    const needed = [state.view, state.other].filter((at) => at >= 0 && !overviews[at]);
-    await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
-    if (mine !== drawing) return;
-    drawControls(problem);
-    const shown = [state.view, state.scale, state.palette, state.order, state.special].join();
-    if (shown !== gridDrawn) {
-      gridDrawn = shown;
-      drawGrid();
-    }
-    drawSteps();
-    writeAddress();
-    await drawOne(mine);
-    if (mine !== drawing) return;
-    document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
-  }
-
-  const toggle = (name) => { state[name] = !state[name]; update(); };
-  const isOpen = () => state.layer >= 0;
-
-  function moveChosen(across, down) {
-    const view = views[state.view], clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
-    choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
-  }
-
-  // [key, what it does, function]; the list of keys in the page is made of this.
-  const KEYS = [
-    ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
-    ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
-    ["[", "the step before", () => moveStep(-1)],
-    ["]", "the next step", () => moveStep(1)],
-    ["t", "outline the target of the pattern", () => toggle("target")],
-    ["d", "show the map minus the target", () => toggle("difference")],
-    ["s", "leave out special tokens", () => toggle("special")],
-    ["m", "show what an attack masked", () => toggle("hidden")],
-    ["c", "columns: which tokens look at this one", () => $("direction").click()],
-    ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
-    ["1", "colours: weight", () => { state.scale = "weight"; update(); }],
-    ["2", "colours: times even attention", () => { state.scale = "ratio"; update(); }],
-    ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
-    ["+", "zoom in", () => zoomBy(1.5)],
-    ["-", "zoom out", () => zoomBy(1 / 1.5)],
-    ["?", "this list", () => $("help").showModal()],
-  ];
-  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-
-  function start() {
-    $("title").textContent = meta.title;
-    if (!("DecompressionStream" in window)) {
-      $("note").textContent = "This browser cannot show the maps, because it lacks DecompressionStream: use Chrome or Edge 103, Firefox 113, Safari 16.4, or a later version.";
+  for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
+  $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
+  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("keydown", (event) => {
+    const isTyped = event.getModifierState("AltGraph"); // some keyboards have [ and ] there
+    if ((!isTyped && (event.ctrlKey || event.metaKey || event.altKey)) || $("help").open) return;
+    if ((event.target.tagName === "SELECT" || event.target.type === "range") && event.key !== "Escape") return;
+    if (event.key === "Enter" && /^(BUTTON|SUMMARY|INPUT)$/.test(event.target.tagName)) return;
+    const arrow = ARROWS[event.key];
+    if (arrow) {
+      if ($("grid").contains(event.target)) moveInGrid(...arrow);
+      else if (isOpen() && event.target === $("maps")) moveChosen(...arrow);
+      else return;
+      event.preventDefault();
       return;
     }
-    $("scale").append(...Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)));
-    $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
-    $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
-      ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
-    $("view").addEventListener("change", () => changeView(Number($("view").value)));
-    $("other").addEventListener("change", () => changeOther(Number($("other").value)));
-    for (const name of ["scale", "palette", "order", "pattern"]) {
-      $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
-    }
-    for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
-    $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
-    const clicks = {
-      close, png: savePng, svg: saveSvg, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
-      pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
-      direction: () => {
-        state.byColumn = !state.byColumn;
-        if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, views[state.view].columns.length - 1));
-        $("direction").setAttribute("aria-pressed", String(state.byColumn));
-        writeAddress();
-        repaint();
-        drawText();
-      },
-    };
-    for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
-    $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
-    $("controls").addEventListener("submit", (event) => event.preventDefault());
-    document.addEventListener("keydown", (event) => {
-      const isTyped = event.getModifierState("AltGraph"); // some keyboards have [ and ] there
-      if ((!isTyped && (event.ctrlKey || event.metaKey || event.altKey)) || $("help").open) return;
-      if ((event.target.tagName === "SELECT" || event.target.type === "range") && event.key !== "Escape") return;
-      if (event.key === "Enter" && /^(BUTTON|SUMMARY|INPUT)$/.test(event.target.tagName)) return;
-      const arrow = ARROWS[event.key];
-      if (arrow) {
-        if ($("grid").contains(event.target)) moveInGrid(...arrow);
-        else if (isOpen() && event.target === $("maps")) moveChosen(...arrow);
-        else return;
-        event.preventDefault();
-        return;
-      }
-      const command = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
-      if (!command) return;
-      event.preventDefault();
-      command[2]();
-    });
-    addEventListener("hashchange", () => { readAddress(); update(); });
-    let waiting = 0;
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
-    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
-    readAddress();
-    update();
-  }
+    const command = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
+    if (!command) return;
+    event.preventDefault();
+    command[2]();
+  });
+  addEventListener("hashchange", () => { readAddress(); update(); });
+  let waiting = 0;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
+  readAddress();
+  update();
+}
 
-  start();
-})();
+start();

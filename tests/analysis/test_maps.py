@@ -53,8 +53,7 @@ def test_a_long_text_is_cut_and_says_so(model, params, caplog):
     assert attention.caption[1] == f"({kept + 2} of 18 tokens) {text}"
     attention = dataclasses.replace(examples.sentence(), left_out=16 - kept)
     assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, Assignment())
-    view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment(), note="Attacked.")
-    assert f"9 of 14 tokens: the last {16 - kept}" in view.note and view.note.endswith(" Attacked.")
+    assert maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment()).left_out == 16 - kept
     for text, most, named in (("  \n ", 13, "at least one token"), ("we", 2, "got 0: raise max_tokens")):
         with pytest.raises(ValueError, match=named):
             maps.attention_maps(model, params, WordTokenizer(), text, most)

@@ -71,6 +71,16 @@ class Browser:
             panel,
         )
 
+    def save(self, id, name):
+        """Press a button that saves a file, wait for it, and return its path."""
+        path = self.downloads / name
+        self.run("document.getElementById(arguments[0]).click()", id)
+        end = time.monotonic() + SECONDS
+        while not (path.exists() and path.stat().st_size):
+            assert time.monotonic() < end, f"waited {SECONDS} s for {name}: {[*self.downloads.iterdir()]}"
+            time.sleep(0.01)
+        return path
+
     def log(self):
         """What the page wrote to the console since the last call, without advice on pixels that these tests read."""
         said = [entry["message"] for entry in self.driver.get_log("browser")]
@@ -97,6 +107,7 @@ def chromium(tmp_path_factory):
     # The path of the driver is given, because selenium would otherwise look for one to download.
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     driver.set_script_timeout(SECONDS)
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # else there are no focus events
     yield Browser(driver, downloads)
     driver.quit()
 
@@ -107,3 +118,15 @@ def browser(chromium):
     chromium.log()
     yield chromium
     assert chromium.log() == []
+
+
+@pytest.fixture
+def scheme(browser):
+    """Sets the colour scheme of the system, `light` or `dark`."""
+
+    def choose(value):
+        features = [{"name": "prefers-color-scheme", "value": value}] if value else []
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    yield choose
+    choose(None)

@@ -1,41 +1,23 @@
 """The viewer in a browser: what it draws is what Python measured, by the mouse, the keys and the address."""
 
+import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import re
 import time
-import xml.etree.ElementTree
 
-import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
 
-from ag_jax.viewer import colours
 from ag_jax.viewer import page as pages
 from ag_jax.viewer.notebook import NotebookView
+from tests.browser.expected import save, signed_colours, weight_colours
 from tests.viewer import views
 from tests.viewer.views import HOSTILE
 
 ROWS, COLUMNS = 6, 9
-SIGNED = np.array([[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in colours.DIFFERENCES.split()], float)
-
-
-def save(path, given, **more):
-    path.write_text(pages.page("A title", given, **more), encoding="utf-8")
-    return path
-
-
-def weight_colours(places):
-    """Colours of places from 0 to 1 on the scale of weights."""
-    return np.array([[255 * channel for channel in matplotlib.colormaps["BuPu"](place)[:3]] for place in places])
-
-
-def signed_colours(differences):
-    """Colours of differences from -1 to 1, by the square root on both sides."""
-    places = (0.5 + 0.5 * np.sign(differences) * np.sqrt(np.abs(differences))) * (len(SIGNED) - 1)
-    return np.stack([np.interp(places, np.arange(len(SIGNED)), SIGNED[:, channel]) for channel in range(3)], -1)
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +78,19 @@ def test_the_grid_has_all_heads_in_their_places(browser, plain, path):
     cells = "[...document.querySelectorAll('.head')]"
     labels = browser.run(f"return {cells}.map((cell) => cell.getAttribute('aria-label'))")
     mass = plain.targets["next"].mass_NH
-    for (n, h), label in zip(np.ndindex(2, 3), labels, strict=True):
-        guided = f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else ""
-        assert label == f"layer {n + 1}, head {h + 1}{guided}"
+    for (n, h), label in zip(np.ndindex(2, 4), labels, strict=True):
+        guided = f", guided towards [Next], with {mass[n, 0]:.2f} of its attention" if h == 0 else ""
+        assert label == f"layer {n}, {f'head {h}' if h < 3 else 'mean of heads'}{guided}"
     letters = browser.run(f"return {cells}.map((one) => one.querySelector('.letter')?.textContent)")
-    assert letters == ["N", None, None] * 2
+    assert letters == ["N", None, None, None] * 2
     found = browser.run(
         """return [...document.querySelectorAll(".head canvas")].map((canvas) =>
         Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data));"""
     )
-    for (layer, head), pixels in zip(np.ndindex(2, 3), found, strict=True):
+    weights_NHQK = np.concatenate([plain.weights_NHQK, plain.weights_NHQK.mean(1, keepdims=True)], axis=1)
+    for (layer, head), pixels in zip(np.ndindex(2, 4), found, strict=True):
         drawn = np.array(pixels).reshape(ROWS, COLUMNS, 4)[..., :3]
-        expected = weight_colours(np.sqrt(plain.weights_NHQK[layer, head].ravel())).reshape(ROWS, COLUMNS, 3)
+        expected = weight_colours(np.sqrt(weights_NHQK[layer, head].ravel())).reshape(ROWS, COLUMNS, 3)
         assert np.abs(drawn - expected).max() <= 14
 
 
@@ -121,7 +104,7 @@ def test_the_other_scales(browser, plain, cells, path):
     browser.act(lambda: browser.press("3"))
     expected = weight_colours(np.sqrt(weights / plain.weights_NHQK[1, 1].max()))
     assert np.abs(np.array(browser.colours(cells)) - expected).max() <= 6
-    assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
+    assert "share of this map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
 
 
 @pytest.mark.parametrize("keys", ["2", "d", "sc"])
@@ -131,14 +114,14 @@ def test_words_have_the_colours_of_the_map(browser, path, keys):
     for key in keys:
         browser.act(lambda key=key: browser.press(key)) if key != "c" else browser.press(key)
     cells = [(q, 4) for q in range(ROWS)] if "c" in keys else [(3, k) for k in range(COLUMNS)]
-    words = browser.run(
-        """return [...document.querySelectorAll("#text span")].map((span) =>
-        getComputedStyle(span).backgroundColor.match(/[0-9]+/g).map(Number));"""
+    strips = browser.run(
+        """return [...document.querySelectorAll("#text p")].map((line) => [...line.querySelectorAll("span")].map(
+        (span) => getComputedStyle(span).backgroundColor.match(/[0-9]+/g).map(Number)));"""
     )
+    words, others = reversed(strips) if "c" in keys else strips
     assert words == browser.colours(cells) and len({*map(tuple, words)}) > 2
-    assert ("column 5 “column4”" if "c" in keys else "row 4 “row3”") in browser.text("text-legend")
-    legends = browser.run("return ['bar', 'text-bar'].map((id) => document.querySelector(`#${id} canvas`).ariaLabel)")
-    assert legends[0] == legends[1]
+    assert {*map(tuple, others)} == {(0, 0, 0, 0)}  # no colour
+    assert ("column 4 “column4”" if "c" in keys else "row 3 “row3”") in browser.text("text-legend")
 
 
 def test_without_special_tokens_rows_are_scaled(browser, plain, path):
@@ -147,7 +130,7 @@ def test_without_special_tokens_rows_are_scaled(browser, plain, path):
     row = plain.weights_NHQK[1, 1, 3].copy()
     row[[0, 8]] = 0
     row /= row.sum()
-    (said,) = re.findall(r"5 “column4” ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
+    (said,) = re.findall(r"“column4” \(4\): ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
     assert [float(one) for one in said] == [pytest.approx(row[4], abs=0.004), pytest.approx(7 * row[4], abs=0.08)]
     assert "without special tokens" in browser.text("maps")
     drawn = np.array(browser.colours([(3, k) for k in range(COLUMNS)]))
@@ -162,18 +145,19 @@ def test_even_attention_is_that_within_the_window_of_a_layer(browser, tmp_path):
     file = save(tmp_path / "m.html", [shown])
     for layer, said, bits in ((0, 1 / 9, np.log2(9)), (1, 1 / 4, np.log2([3, 4, 5, 5, 5, 5, 5, 4, 3]).mean())):
         browser.open(file, f"l={layer}&h=0&r=1&c=2")
-        (weight,) = re.findall(r"3 “t2” ([.0-9]+) \(1.0 × even\)", browser.text("line"))
+        (weight,) = re.findall(r"“t2” \(2\): ([.0-9]+) \(1.0 × even\)", browser.text("line"))
         assert float(weight) == pytest.approx(said, abs=0.004)
-        assert f"entropy {bits:.2f} bits of {bits:.2f}" in browser.text("facts")
+        count = f"{2**bits:.0f}" if bits >= 3 else f"{2**bits:.1f}"
+        assert f"about {count} of {count} tokens (entropy {bits:.2f} bits)" in browser.text("facts")
 
 
 def test_small_weights_of_a_picture_have_the_mass_of_their_row(browser, tmp_path):
     """Weights of .01 are stored as .0094; the row then sums to .94 before its weights are scaled."""
     even = views.view(tokens=[f"t{at}" for at in range(100)], weights_NHQK=np.full((1, 1, 100, 100), 0.01, np.float32))
     browser.open(save(tmp_path / "m.html", [even], detail="picture"), "l=0&h=0&r=7&c=50")
-    assert "→ 51 “t50” below .02 (1.0 × even)" in browser.text("line")
+    assert "“t50” (50): below .02 (1.0 × even)" in browser.text("line")
     browser.act(lambda: browser.press("d"))
-    assert "→ 51 “t50” about .01" in browser.text("line")  # no target in this column
+    assert "“t50” (50): about .01" in browser.text("line")  # no target in this column
 
 
 def test_the_map_minus_the_target(browser, plain, cells, path):
@@ -184,7 +168,7 @@ def test_the_map_minus_the_target(browser, plain, cells, path):
         plain.weights_NHQK[1, 0, q, k] - target.matrix_QK[q, k] if target.has_target_Q[q] else 0.0 for q, k in cells
     ]
     assert np.abs(np.array(browser.colours(cells)) - signed_colours(np.array(differences))).max() <= 8
-    assert "minus the target of [Next]" in browser.text("maps")
+    assert "minus the pattern [Next]" in browser.text("maps")
 
 
 def test_the_outline_of_the_target(browser, plain, path):
@@ -211,7 +195,7 @@ def test_the_pattern_of_a_free_head(browser, plain, tmp_path):
     view = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets=targets)
     browser.open(save(tmp_path / "m.html", [view]), "l=1&h=2")
     browser.act(lambda: browser.press("d"))
-    assert "minus the target of [First]" in browser.text("maps")
+    assert "minus the pattern [First]" in browser.text("maps")
 
 
 def test_two_views_side_by_side(browser, plain, other, cells, path):
@@ -223,7 +207,7 @@ def test_two_views_side_by_side(browser, plain, other, cells, path):
     for _ in range(2):
         assert np.abs(np.array(browser.colours(cells, 2)) - signed_colours(differences)).max() <= 40
         browser.act(lambda: browser.press("d"))  # the difference of the maps, not of the maps minus targets
-    said = re.findall(r"; (\w+): token 3 “row2” → 6 “column5” ([.0-9]+)", browser.text("line"))
+    said = re.findall(r"(\w+): ([.0-9]+) \(", browser.text("line").removeprefix("“row2” (2) looks at “column5” (5): "))
     assert dict(said).keys() == {"plain", "other"}
     for view in (plain, other):
         assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.004)
@@ -237,9 +221,10 @@ def test_the_keys(browser, path):
     browser.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     browser.act(lambda: browser.press(Keys.ENTER))
     browser.wait("document.activeElement.id === 'maps'", "the focus to move to the map")
-    assert (browser.state()["l"], browser.state()["h"]) == ("1", "2")
+    assert (browser.state()["l"], browser.state()["h"]) == ("1", "3")  # the mean of the heads
     browser.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "1")
+    assert browser.text("line").startswith("“row2” (2) looks at “column1” (1): ")
     for key, short in (("t", "t"), ("d", "d"), ("s", "x"), ("m", "m")):
         browser.act(lambda key=key: browser.press(key))
         assert browser.state()[short] == "1"
@@ -251,7 +236,7 @@ def test_the_keys(browser, path):
     browser.act(lambda: browser.press("1"))
     assert "s" not in browser.state()
     browser.press("c")
-    assert browser.state()["b"] == "1" and "2 “column1”" in browser.text("largest")
+    assert browser.state()["b"] == "1" and "“column1” (1)" in browser.text("largest")
     browser.press("p")
     assert browser.run("return document.getElementById('pin').ariaPressed") == "true"
     browser.press("?")
@@ -277,12 +262,205 @@ def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
 
     to(2, 7).perform()
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "7")
-    top = browser.run("return [...document.querySelectorAll('#largest tr')].map((row) => row.cells[1].textContent)")
-    listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token in top]
-    assert sorted(top) == sorted(plain.columns) and np.diff(listed).max() < 0.004
+    rows = "[...document.querySelectorAll('#largest tr')].map((row) => [...row.cells].map((one) => one.textContent))"
+    *top, (rest, less) = [row[1:] for row in browser.run(f"return {rows}")]
+    listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token, _ in top]
+    np.testing.assert_allclose([float(number) for _, number in top], listed, atol=0.004)
+    assert np.diff(listed).max() < 0.004 and min(float(number) for _, number in top) > 0
+    assert (rest, less) == (f"{COLUMNS - len(top)} others", "below .001")
+    tip = browser.run("const box = document.getElementById('tip'); return [box.innerText, box.getBoundingClientRect()]")
+    words, number = re.fullmatch(r"(“row2” .* “column7” .*)\n([.0-9]+) \(.* × even\)", tip[0]).groups()
+    assert browser.text("line").startswith(f"{words}: {number} (")
+    assert float(number) == pytest.approx(plain.weights_NHQK[1, 1, 2, 7], abs=0.004)
+    x, y = (canvas.rect[side] + at[side] + (place + 0.5) * at["cell"] for side, place in (("x", 7), ("y", 2)))
+    scrolled = browser.run("return scrollY")
+    assert 0 < tip[1]["left"] - x < 30 and 0 < tip[1]["top"] + scrolled - y < 30
     to(4, 1).click().perform()
     to(0, 0).perform()
-    assert browser.state()["r"] == "4" and "token 1 “row0” → 1 “column0”" in browser.text("line")
+    assert browser.state()["r"] == "4" and "“row0” (0) looks at “column0” (0)" in browser.text("line")
+
+
+PIECES = ("<s>", "re", "·build", "·ing", "our", "road", "·s", ".", "</s>")
+WORDS = (("<s>", 0), ("rebuilding", 1), ("our", 4), ("roads", 5), (".", 7), ("</s>", 8))
+
+
+def test_a_finger_chooses_and_hides_no_map(browser, path):
+    """It gets in the line what a pointer gets beside itself."""
+    browser.open(path, "l=1&h=1")
+    at = browser.run(
+        """const canvas = document.querySelector("#maps canvas"), { x, y, cell } = canvas.dataset;
+        canvas.scrollIntoView();
+        const box = canvas.getBoundingClientRect();
+        return { x: box.x + Number(x) + 5.5 * cell, y: box.y + Number(y) + 3.5 * cell };"""
+    )
+    for kind, points in (("touchStart", [at]), ("touchEnd", [])):
+        browser.driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    assert (browser.state()["r"], browser.state()["c"]) == ("3", "5")
+    assert browser.text("line").startswith("“row3” (3) looks at “column5” (5): ")
+    assert browser.run("return document.getElementById('tip').hidden")
+
+
+def between_words(weights_QK):
+    """Sums over the columns of a word, means over its rows, one pair of words at a time."""
+    starts = [*(first for _, first in WORDS), len(weights_QK)]
+    groups = [range(*pair) for pair in itertools.pairwise(starts)]
+    return np.array(
+        [[np.mean([sum(weights_QK[q, k] for k in columns) for q in rows]) for columns in groups] for rows in groups]
+    )
+
+
+@pytest.mark.parametrize(("is_stored", "digits", "error"), [(True, 3, 0.004), (False, 2, 0.02)])
+def test_words_in_place_of_pieces(browser, tmp_path, is_stored, digits, error):
+    """Exact sums and means where these maps are stored, else those of rounded weights, with two digits."""
+    view = views.view(tokens=list(PIECES), words=WORDS, special=(0, 8), windows=(None, 4))
+    page = save(tmp_path / "m.html", [view], **({} if is_stored else {"most_bytes": 0}))
+    assert ('id="words-0-1-2"' in page.read_text()) == is_stored
+    expected = between_words(view.weights_NHQK[1, 2])
+    browser.open(page, "l=1&h=2&r=2&c=6&o=-1")
+    browser.act(lambda: browser.press("w"))
+    assert (browser.state()["r"], browser.state()["c"]) == ("1", "3")  # those of the pieces
+    cells = list(np.ndindex(6, 6))
+    drawn, exact = np.array(browser.colours(cells)), weight_colours(np.sqrt(expected.ravel()))
+    assert np.abs(drawn - exact)[expected.ravel() > 0.02].max() <= (8 if is_stored else 20)
+    assert browser.text("text").split() == ["Text:", *(word for word, _ in WORDS)]
+    # Of the nine tokens, the first piece sees 4, the others 5 of the window; of "roads", only the last piece sees one.
+    even = np.mean([0 / 4, 0 / 5, 1 / 5])
+    found = re.fullmatch(
+        r"“rebuilding” \(1\) looks at “roads” \(3\): ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line")
+    )
+    assert len(found[1]) == digits + 1 and float(found[1]) == pytest.approx(expected[1, 3], abs=error)
+    assert float(found[2]) == pytest.approx(expected[1, 3] / even, rel=0.1)
+    browser.act(lambda: browser.press("w"))
+    assert (browser.state()["r"], browser.state()["c"]) == ("1", "5") and "w" not in browser.state()
+
+
+def test_words_that_are_pieces_are_not_offered(browser, path):
+    browser.open(path, "l=1&h=2&w=1")
+    assert browser.run("return document.getElementById('words').hidden") and "w" not in browser.state()
+
+
+def lines_of(browser):
+    """The lines of an enlarged head, {(row, column): [opacity, whether it is marked]}."""
+    return {
+        (int(q), int(k)): [float(opacity), marked]
+        for q, k, opacity, marked in browser.run(
+            """return [...document.querySelectorAll("#maps line")].map((one) =>
+            [one.dataset.q, one.dataset.k, one.getAttribute("stroke-opacity"), one.classList.contains("chosen")]);"""
+        )
+    }
+
+
+def linked(row):
+    """The columns of the three largest weights of a row, as they are stored, and of those above .1."""
+    row = (np.rint(255 * np.sqrt(row)) / 255) ** 2
+    return [
+        k for rank, k in enumerate(np.argsort(-row, kind="stable")) if row[k] > 0.1 or (rank < 3 and row[k] >= 0.0005)
+    ]
+
+
+def test_lines_between_words(browser, plain, path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path, "l=1&h=1&r=3")
+    browser.act(lambda: browser.press("l"))
+    weights = plain.weights_NHQK[1, 1]
+    found = lines_of(browser)
+    assert found.keys() == {(q, k) for q in range(ROWS) for k in linked(weights[q])}
+    for (q, k), (opacity, marked) in found.items():
+        assert opacity == pytest.approx(np.sqrt(weights[q, k]), abs=0.005) and marked == (q == 3)
+    browser.run("document.getElementById('maps').focus()")
+    browser.press(Keys.ARROW_DOWN)
+    assert {q for (q, _), (_, marked) in lines_of(browser).items() if marked} == {4}
+    word = browser.driver.find_element("css selector", "#maps text[data-q='1']")
+    ActionChains(browser.driver).move_to_element(word).perform()
+    assert {q for (q, _), (_, marked) in lines_of(browser).items() if marked} == {1}
+    assert browser.text("line").startswith("“row1” (1) looks most at")
+    browser.act(lambda: browser.press("2"))  # the scale of the map
+    expected = {cell: min(1, max(0, (np.log2(weights[cell] * COLUMNS) + 2) / 8)) for cell in found}
+    for cell, (opacity, _) in lines_of(browser).items():
+        assert weights[cell] < 0.02 or opacity == pytest.approx(expected[cell], abs=0.02)
+
+
+def test_lines_of_a_long_text_are_those_of_the_chosen_row(browser, tmp_path):
+    weights = views.attention(1, 1, 130, 130, sharpness=3.0)
+    view = views.view(tokens=[f"t{at}" for at in range(130)], weights_NHQK=weights, targets={}, guided=())
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=7&i=1")
+    for row in (7, 8):
+        assert {*lines_of(browser)} == {(row, k) for k in linked(weights[0, 0, row])}
+        browser.run("document.querySelector('#text span:nth-of-type(9)').click()")
+
+
+def test_the_texts_are_above_the_maps(browser, plain, tmp_path):
+    """Before a head is open, too: those of the columns, of the rows, others, and how many tokens were cut off."""
+    cross = views.view("cross", tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets={})
+    cross = dataclasses.replace(cross, texts=("Source", "Translation"), left_out=28)
+    encoder = views.view(
+        "encoder", tokens=plain.columns, other_texts=[("Translation", "a whole text")], texts=("Source",)
+    )
+    file = save(tmp_path / "m.html", [cross, encoder])
+    browser.open(file)
+    shown = browser.run("return [...document.querySelectorAll('#text p')].map((line) => line.innerText.split(/\\s+/))")
+    assert shown[:2] == [["Source:", *plain.columns], ["Translation:", *plain.rows]] and shown[2][1:4] == [
+        "28",
+        "tokens",
+        "cut:",
+    ]
+    browser.open(file, "l=0&h=0")
+    assert "row: looks, Translation" in browser.text("maps") and "is looked at, Source" in browser.text("maps")
+    browser.open(file, "v=1")
+    assert "Translation: a whole text" in browser.text("text")
+
+
+def test_the_first_model_to_compare_with_is_compared(browser, plain, other, tmp_path):
+    file = save(tmp_path / "m.html", [plain, dataclasses.replace(other, is_compared=True)])
+    browser.open(file)
+    browser.act(lambda: choose(browser, "head", "1.2"))
+    assert browser.state().keys() == {"l", "h", "r"} and browser.text("one-title").startswith("Layer 1, head 2")
+    assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 3
+    browser.act(lambda: choose(browser, "other", "-1"))
+    assert browser.state()["o"] == "-1"
+    browser.open(file, "l=1&h=2&o=-1")
+    assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
+
+
+@pytest.fixture
+def window(browser):
+    """Sets the size of the window."""
+
+    def choose(width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    yield choose
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (1366, 768)])
+def test_number_and_map_are_in_sight(browser, window, tmp_path, size):
+    """With 64 tokens, of one model and of two."""
+    steps = [views.view(f"a long name, step {at}", length=64, step=at, is_compared=at == 0) for at in (1000, 0)]
+    window(*size)
+    file = save(tmp_path / "m.html", steps)
+    for address in ("l=1&h=1&r=5&c=7&o=-1", "l=1&h=1&r=5&c=7", "l=1&h=1&r=5&o=-1&i=1"):
+        browser.open(file, address)
+        script = "return document.querySelector(arguments[0]).getBoundingClientRect().bottom"
+        number, drawn = (browser.run(script, one) for one in ("#line", "#maps :is(canvas, svg)"))
+        assert number < drawn and number < 0.5 * size[1] and ("i=1" in address or drawn <= size[1])
+
+
+@pytest.mark.parametrize(("width", "named"), [(1280, 5), (900, 5), (390, 3)])
+def test_controls_are_in_a_line_and_the_rest_under_more(browser, window, path, width, named):
+    window(width, 844)
+    browser.open(path, "l=1&h=1&r=1")
+    tops = (
+        "[...document.querySelectorAll('#controls > *')].filter((one) => one.offsetParent).map((one) => one.offsetTop)"
+    )
+    found = browser.run(f"return {tops}")
+    assert len(found) == named and (width < 900 or np.ptp(found) < 12)
+    assert not browser.run("return document.getElementById('palette').checkVisibility()")
+    browser.driver.find_element("css selector", "#more summary").click()
+    browser.wait("['palette', 'other'].every((id) => document.getElementById(id).checkVisibility())", "the controls")
 
 
 def test_hostile_tokens_are_text(browser, tmp_path):
@@ -324,12 +502,12 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
     few = plain.weights_NHQK[:1, :2]
     small = views.view("s", tokens=plain.columns, rows=plain.rows, weights_NHQK=few, targets={}, guided=())
     browser.open(save(tmp_path / "m.html", [plain, small]))
-    browser.run("document.querySelectorAll('.head')[5].focus()")
+    browser.run("document.querySelectorAll('.head')[6].focus()")
     browser.act(lambda: choose(browser, "view", "1"))
-    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
+    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, -1, 0]
     browser.open(path, "l=0&h=0")
     browser.act(lambda: choose(browser, "other", "2"))
-    assert "position 1" in browser.text("note") and "o" not in browser.state()
+    assert "position 0" in browser.text("note") and "o" not in browser.state()
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
 
 
@@ -353,29 +531,7 @@ def test_what_an_attack_masked(browser, tmp_path):
     browser.act(lambda: browser.press("m"))
     after = browser.colours(pairs)
     assert [one != two for one, two in zip(before, after, strict=True)] == [True, False, False]
-    assert "the attack masked 1.2 % of the cells, which hold" in browser.text("facts")
-
-
-def test_files_that_are_saved(browser, plain, path):
-    browser.open(path, "l=1&h=0&r=2")
-    for id in ("png", "svg", "tsv"):
-        browser.run("document.getElementById(arguments[0]).click()", id)
-    names = ["model_Encoder_layer2_head1." + suffix for suffix in ("png", "svg", "row3.tsv")]
-    files = [browser.downloads / name for name in names]
-    end = time.monotonic() + 30
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < end, os.listdir(browser.downloads)
-        time.sleep(0.05)
-    saved = np.asarray(Image.open(files[0]))
-    on_page = browser.run("const {width, height} = document.querySelector('#maps canvas'); return [width, height]")
-    # Two pixels for each of the page, with a margin of 20 on three sides and a title of 40.
-    assert saved.shape[1::-1] == (2 * on_page[0] + 40, 2 * on_page[1] + 60) and saved.std() > 10
-    tree = xml.etree.ElementTree.fromstring(files[1].read_text())
-    written = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
-    assert written[1:] == [*plain.rows, *plain.columns]
-    lines = [line.split("\t") for line in files[2].read_text().splitlines()]
-    assert [line[1] for line in lines[1:]] == list(plain.columns)
-    np.testing.assert_allclose([float(line[2]) for line in lines[1:]], plain.weights_NHQK[1, 0, 2], atol=0.004)
+    assert "the attack hid 1.2 % of the pairs, which hold" in browser.text("facts")
 
 
 def test_the_frame_of_a_notebook(browser, plain, tmp_path):
@@ -389,8 +545,8 @@ def test_the_frame_of_a_notebook(browser, plain, tmp_path):
     browser.driver.get(file.as_uri())
     browser.driver.switch_to.frame(0)
     browser.wait("document.documentElement.dataset.drawn", "the frame to be drawn")
-    browser.act(lambda: browser.run("document.querySelectorAll('.head')[4].click()"))
-    assert browser.text("one-title") == "Layer 2, head 2"
+    browser.act(lambda: browser.run("document.querySelectorAll('.head')[5].click()"))
+    assert browser.text("one-title") == "Layer 1, head 1"
     browser.driver.switch_to.default_content()
 
 
@@ -407,27 +563,23 @@ def test_a_grid_that_shrinks_keeps_thin_lines(browser, tmp_path):
     browser.act(lambda: browser.run("document.querySelector('.head').click()"))
     found.append(browser.run(read))
     for tiles in found:
-        for head, (width, on_page, *green) in enumerate(tiles):
+        for head, (width, on_page, *green) in enumerate(tiles[:-1]):  # the last one is their mean
             assert width <= on_page + 1
             assert np.argmin(green) == (2 * head + 1) * width // 64  # the darkest column
     assert found[1][0][0] < found[0][0][0]  # it did shrink
 
 
-def test_a_narrow_window_has_one_column(browser, path):
+def test_a_narrow_window_has_one_column(browser, window, path):
     """320 pixels wide, as a page of 1280 pixels at 400 %; nothing has to be scrolled sideways but the grid."""
-    metrics = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        for address in ("", "l=1&h=1&r=1", "l=1&h=1&o=1&r=1"):
-            browser.open(path, address)
-            assert browser.run("return innerWidth") == 320
-            assert browser.run("return document.documentElement.scrollWidth") <= 320
-            lefts = browser.run(
-                "return [...document.querySelectorAll('#stage > section:not([hidden])')].map((one) => one.offsetLeft)"
-            )
-            assert len(set(lefts)) == 1
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    window(320, 640)
+    for address in ("", "l=1&h=1&r=1", "l=1&h=1&o=1&r=1", "l=1&h=1&o=1&r=1&i=1"):
+        browser.open(path, address)
+        assert browser.run("return innerWidth") == 320
+        assert browser.run("return document.documentElement.scrollWidth") <= 320
+        lefts = browser.run(
+            "return [...document.querySelectorAll('#stage > section:not([hidden])')].map((one) => one.offsetLeft)"
+        )
+        assert len(set(lefts)) == 1
 
 
 def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path):
@@ -441,18 +593,6 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     browser.open(save(tmp_path / "m.html", [view]))
     letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
     assert letters == ["D", "\\"]
-
-
-@pytest.fixture
-def scheme(browser):
-    """Sets the colour scheme of the system, `light` or `dark`."""
-
-    def choose(value):
-        features = [{"name": "prefers-color-scheme", "value": value}] if value else []
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    yield choose
-    choose(None)
 
 
 def test_an_open_head_follows_the_colour_scheme(browser, scheme, path):
@@ -477,7 +617,8 @@ def steps_and_masks(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "address", ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1", "steps l=0&h=0", "steps v=2&l=0&h=0&m=1&t=1"]
+    "address",
+    ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1", "l=1&h=1&o=1&r=1&i=1", "steps l=0&h=0", "steps v=2&l=0&h=0&m=1&t=1"],
 )
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_accessibility(browser, path, steps_and_masks, address, scheme, colours):

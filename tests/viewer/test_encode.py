@@ -78,7 +78,7 @@ def test_weights_that_are_no_shares_are_refused(wrong):
 def test_the_overview_has_the_largest_weight_of_each_block(queries, keys, size):
     weights = views.attention(1, 2, queries, keys)
     assert encode.block(queries, keys) == size
-    data = encode.overview(weights)
+    data = encode.overview(encode.coarse(weights))
     high, wide = -(-queries // size), -(-keys // size)
     assert len(data) == 2 * high * wide and max(high, wide) <= 64
     for head in range(2):

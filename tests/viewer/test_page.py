@@ -49,10 +49,39 @@ def test_every_head_is_in_the_page(detail, precision):
         ("two", 3, 2, 1),
     ]
     for number, view in enumerate((one, two)):
-        assert data_of(text, f"overview-{number}") == encode.overview(view.weights_NHQK)
-        for layer, head in np.ndindex(view.weights_NHQK.shape[:2]):
+        # Behind the heads of a layer is their mean, whose map large pages have in the overview alone.
+        mean_NHQK = view.weights_NHQK.astype(np.float64).mean(1, keepdims=True)
+        every_NHQK = np.concatenate([view.weights_NHQK, mean_NHQK], axis=1)
+        assert data_of(text, f"overview-{number}") == encode.overview(every_NHQK)
+        assert (f"map-{number}-0-{view.weights_NHQK.shape[1]}" in elements(text)) == (detail == "full")
+        for layer, head in np.ndindex((every_NHQK if detail == "full" else view.weights_NHQK).shape[:2]):
             found = decode_map(data_of(text, f"map-{number}-{layer}-{head}"), 9, 9, precision)
-            assert np.abs(found - view.weights_NHQK[layer, head]).max() < 0.01
+            assert np.abs(found - every_NHQK[layer, head]).max() < 0.01
+
+
+@pytest.mark.parametrize("detail", ["full", "picture"])
+def test_attention_between_words_is_stored_where_it_fits(detail):
+    """Of every head that has a map, from the exact weights; and of none if the page would be too large."""
+    words = [(f"w{at}", at) for at in (0, 1, 4, 5, 8)]
+    view = views.view(words=words, whole=[(1, 2), (0, 0)])
+    small, large = (elements(pages.page("t", [view], detail, most_bytes=most)) for most in (1e6, 0))
+    assert [name for name in small if name.startswith("words-")] == ["words-0-1-2", "words-0-0-0"]
+    assert not any(name.startswith("words-") for name in large)
+    rows_WQ = np.zeros((5, 9))
+    for word, columns in enumerate(([0], [1, 2, 3], [4], [5, 6, 7], [8])):
+        rows_WQ[word, columns] = 1
+    exact = rows_WQ / rows_WQ.sum(1, keepdims=True) @ view.weights_NHQK[1, 2] @ rows_WQ.T
+    data = zlib.decompress(base64.b64decode(small["words-0-1-2"]), -15)
+    assert np.abs(decode_map(data, 5, 5, pages.PRECISIONS[detail]) - exact).max() < 0.011
+    described = described_of(view)
+    assert described["words"]["columns"] == [word for word, _ in words] and described["words"]["rowStarts"] == [
+        0,
+        1,
+        4,
+        5,
+        8,
+    ]
+    assert described_of(views.view(words=[(f"w{at}", at) for at in range(9)]))["words"] is None  # they are the tokens
 
 
 def test_numbers_are_those_of_the_weights():
@@ -62,12 +91,13 @@ def test_numbers_are_those_of_the_weights():
     for layer, head in np.ndindex(2, 3):
         rows = [-sum(w * math.log2(w) for w in row if w > 0) for row in weights[layer, head]]
         assert described["entropy"][layer][head] == pytest.approx(sum(rows) / 9, rel=1e-3)
+    of_mean = weights[1].mean(0)
+    assert described["entropy"][1][3] == pytest.approx(-(of_mean * np.log2(of_mean)).sum() / 9, rel=1e-3)
     target = described["targets"]["next"]
-    np.testing.assert_allclose(target["mass"], view.targets["next"].mass_NH, rtol=1e-3)
-    assert (
-        target["chance"] == pytest.approx([1 / 9] * 2, rel=1e-3) and described["guided"] == [["next", None, None]] * 2
-    )
-    assert described["sums"] is True and described["stored"] is None
+    on_next = [[np.diag(one, k=1).mean() for one in [*layer, layer.mean(0)]] for layer in weights]
+    np.testing.assert_allclose(target["mass"], on_next, rtol=1e-3)
+    assert target["chance"] == pytest.approx([1 / 9] * 2, rel=1e-3)
+    assert described["guided"] == [["next", None, None, None]] * 2 and described["sums"] is True
 
 
 def test_targets_are_stored_as_rows():
@@ -106,7 +136,7 @@ def test_masked_cells_and_what_they_held():
     before = after.copy()
     after[..., 4] = 0
     described = described_of(views.view(weights_NHQK=after, before_NHQK=before, hidden_NHQK=hidden))
-    np.testing.assert_allclose(described["hiddenMass"], before[..., 4].mean(-1), rtol=1e-3)
+    np.testing.assert_allclose(np.array(described["hiddenMass"])[:, :3], before[..., 4].mean(-1), rtol=1e-3)
     assert described["entropy"][0][0] is None and described["sums"] is False
 
 
@@ -193,26 +223,26 @@ def test_a_pattern_of_few_rows_makes_a_head_less_strong():
 
 
 def shown_in_a_notebook(monkeypatch, share, *given):
-    """What the output of a cell describes of each view, if a share of the maps fits beside the overviews."""
+    """What the output of a cell says about each view, and the heads whose maps it has, if a share of the maps fits."""
     overviews = pages.expected_bytes([dataclasses.replace(view, whole=()) for view in given], "picture")
     most = overviews + 1.001 * share * (pages.expected_bytes(given, "picture") - overviews)
     monkeypatch.setattr("ag_jax.viewer.notebook.MOST_BYTES", most)
     (inside,) = re.findall(r'srcdoc="([^"]*)"', NotebookView("t", given)._repr_html_())
-    described = json.loads(elements(html.unescape(inside))["meta"])["views"]
-    kept = [
-        dataclasses.replace(view, whole=tuple(map(tuple, of["stored"])))
-        for view, of in zip(given, described, strict=True)
-    ]
-    return described, pages.expected_bytes(kept, "picture") <= most
+    content = elements(html.unescape(inside))
+    notes = [view["note"] for view in json.loads(content["meta"])["views"]]
+    places = [re.fullmatch(r"map-(\d)-(\d)-(\d)", name) for name in content]
+    stored = [[(int(p[2]), int(p[3])) for p in places if p and int(p[1]) == at] for at in range(len(given))]
+    kept = [dataclasses.replace(view, whole=heads) for view, heads in zip(given, stored, strict=True)]
+    return notes, stored, pages.expected_bytes(kept, "picture") <= most
 
 
 def test_a_large_output_holds_no_maps_that_a_view_does_not_store(monkeypatch):
     pairs = ((1, 2), (0, 1), (1, 0), (0, 0))
     given = views.view("four", whole=pairs, targets={}), views.view("none", whole=()), views.view("all")
-    (four, none, every), fits = shown_in_a_notebook(monkeypatch, 0.5, *given)
-    assert fits and four["stored"] == [[0, 0], [0, 1]] and none["stored"] == [] and len(every["stored"]) == 3
-    assert "2 of 6 heads" in four["note"] and none["note"] == ""
-    (described,), fits = shown_in_a_notebook(monkeypatch, 0.5, views.view())  # the heads that follow a pattern most
+    notes, stored, fits = shown_in_a_notebook(monkeypatch, 0.5, *given)
+    assert fits and stored[:2] == [[(0, 0), (0, 1)], []] and len(stored[2]) == 3
+    assert "2 of 6 heads" in notes[0] and notes[1] == ""
+    (note,), (stored,), fits = shown_in_a_notebook(monkeypatch, 0.5, views.view())  # heads that follow a pattern most
     masses = views.view().targets["next"].mass_NH
-    assert fits and len(described["stored"]) == 3 and "3 of 6 heads" in described["note"]
-    assert min(masses[tuple(pair)] for pair in described["stored"]) >= np.sort(masses.ravel())[-3]
+    assert fits and len(stored) == 3 and "3 of 6 heads" in note
+    assert min(masses[pair] for pair in stored) >= np.sort(masses.ravel())[-3]
