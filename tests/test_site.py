@@ -48,8 +48,9 @@ def leaves(kind, path=""):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_page_of_settings_has_every_field_with_meaning_and_default(kind, generated):
-    text = generated[f"settings_{pages.SETTINGS[KINDS[kind][0]]}"]
-    found = re.findall(r"^`([\w.]+)`\n: (.+)(?:\\|\n)\n?  \*.+; default\* `(.+)`$", text, re.M)
+    page = pages.SETTINGS[KINDS[kind][0]]
+    described = rf"^```{{{pages.DIRECTIVES[page]}}} ([\w.]+)\n(.+)\\\n\*.+; default\* `(.+)`$"
+    found = re.findall(described, generated[f"settings_{page}"], re.M)
     assert len(found) > 15 and sorted(name for name, _, _ in found) == sorted(leaves(kind))
     shown = {name: default for name, _, default in found}
     for name, value in schema.flat(schema.default(kind).to_dict()).items():
@@ -91,7 +92,7 @@ def test_configs_and_records_are_on_their_pages(generated):
     assert {values: papers._spread(values) for values in shown} == shown
 
 
-def test_the_python_page_has_what_the_documentation_imports():
+def test_the_pages_of_the_python_api_have_what_the_documentation_imports():
     documented = {(module, name) for _, _, module, names in api.PUBLIC for name in names}
     modules = {module for _, _, module, _ in api.PUBLIC}
     code = "\n".join(code for page in PAGES for code in PYTHON.findall(page.read_text()))
@@ -99,7 +100,7 @@ def test_the_python_page_has_what_the_documentation_imports():
         for name in names.split(", "):
             name = name.partition(" as ")[0]
             is_module = f"{module}.{name}" in modules
-            assert is_module or module in modules, f"{module} is not on the page of the Python API"
+            assert is_module or module in modules, f"{module} is on no page of the Python API"
             is_shown = (module, name) in documented or is_module
             assert is_shown or not next(names for _, _, of, names in api.PUBLIC if of == module), (module, name)
 
@@ -165,7 +166,28 @@ class Page(html.parser.HTMLParser):
             self.loaded += Page(found["srcdoc"]).loaded
 
 
-@pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the site is not built: bash launch/docs.sh")
+IF_BUILT = pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the site is not built: bash launch/docs.sh")
+
+
+@IF_BUILT
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_search_knows_every_setting_by_its_name(kind):
+    """tests/browser/test_site.py searches for some of them."""
+    name = pages.SETTINGS[KINDS[kind][0]]
+    directive, page = pages.DIRECTIVES[name], f"{links.GENERATED}/settings_{name}"
+    index = json.loads((BUILT / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {}
+    for prefix, entries in index["objects"].items():
+        for document, _, _, anchor, last in entries:
+            if index["docnames"][document] == page:
+                setting = f"{prefix}.{last}".removeprefix(".")
+                found[setting] = f"{directive}-{setting}" if anchor == "-" else anchor
+    assert found.keys() == set(leaves(kind))
+    assert set(found.values()) <= Page((BUILT / f"{page}.html").read_text()).anchors
+    assert all(anchor.startswith(directive) for anchor in found.values())
+
+
+@IF_BUILT
 def test_built_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere():
     built, count = {path: Page(path.read_text()) for path in BUILT.rglob("*.html")}, 0
     for path, page in built.items():

@@ -13,6 +13,8 @@ from site_builder.links import GENERATED, OTHERS, Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETTINGS = {"pre-training or translation": "pretraining", "fine-tuning": "finetuning", "probes": "probes"}
+# Directives of the settings on these pages, each a kind of object of the search; they begin the ids of the settings.
+DIRECTIVES = {"pretraining": "setting", "finetuning": "finetuning-setting", "probes": "probes-setting"}
 
 
 def write(site: Site) -> None:
@@ -51,7 +53,7 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     yield "configs", of_configs()
     for paper in papers.titles():
         yield f"paper_{paper}", papers.page(paper, site, folder)
-    yield "python", api.page()
+    yield from api.pages()
 
 
 # --- Command line ------------------------------------------------------------------------------------
@@ -99,19 +101,19 @@ def flag_meaning(flag: Flag) -> str:
 def of_settings(kind: type) -> str:
     """Return the page with all settings of a config, by section, from the dataclass and its docstrings."""
     purpose, _ = KINDS[kind]
-    found = list(documentation.of(kind))
+    found, directive = list(documentation.of(kind)), DIRECTIVES[SETTINGS[purpose]]
     sections = [setting for setting in found if setting.is_section]
     parts = [
         f"# Settings of {purpose.replace(' or ', ' and ')}",
         "`--config.SECTION.KEY=VALUE` changes a setting on the command line; a config file sets `config.SECTION.KEY`. "
         "`ag-jax help SECTION.KEY` prints what this page says of it."
         + (" `NAME` is the name of a task or a probe." if any("NAME" in setting.path for setting in found) else ""),
-        definitions(map(entry, members("", found))),
+        *(described(setting, directive) for setting in members("", found)),
     ]
     for section in sections:
         inside = section.path + (".NAME" if any(s.path.startswith(f"{section.path}.NAME.") for s in found) else "")
         parts += [f"## {plain(inside)}", plain(sentence(section.meaning))]
-        parts += [definitions(map(entry, members(inside, found)))] if members(inside, found) else []
+        parts += [described(setting, directive) for setting in members(inside, found)]
     return joined(parts)
 
 
@@ -120,10 +122,11 @@ def members(section: str, found: Iterable[documentation.Setting]) -> list[docume
     return [setting for setting in found if not setting.is_section and setting.path.rpartition(".")[0] == section]
 
 
-def entry(setting: documentation.Setting) -> tuple[str, str]:
-    """Return a setting's name, and its meaning with type, allowed values and default."""
+def described(setting: documentation.Setting, directive: str) -> str:
+    """Return a setting's name over its meaning with type, allowed values and default, as an object of the search."""
     facts = f"*{plain(sentence(setting.allowed).removesuffix('.'))}; default* `{setting.default or '(empty)'}`"
-    return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\\\n{facts}"
+    meaning = f"{plain(sentence(setting.meaning))}\\\n{facts}"
+    return f"```{{{directive}}} {setting.path}\n{meaning}\n```"
 
 
 # --- Configs -----------------------------------------------------------------------------------------
