@@ -133,9 +133,9 @@ def test_links_of_pages_and_notebooks():
 
 
 def test_docstrings_as_restructured_text_and_as_markdown():
-    text = "Sum of *a*.\n\nrate, x: one `b`\n    more.\nother: no entry\n\n    code(1)\n\nend_"
+    text = "Sum of *a* * b.\n\nrate, x: one `b`\n    more.\nother: no entry\n\n    code(1)\n\nend_"
     assert "\n".join(docstrings.to_rest(text.split("\n"), {"rate", "x"})) == (
-        "Sum of \\*a\\*.\n\n\n``rate``, ``x``\n    one ``b``\n    more.\n\nother: no entry\n\n\n"
+        "Sum of *a* \\* b.\n\n\n``rate``, ``x``\n    one ``b``\n    more.\n\nother: no entry\n\n\n"
         ".. code-block:: python\n\n    code(1)\n\n\nend\\_"
     )
     text = "A <b> of *c* and `d_*`.\n\n    ag-jax train \\\n        --x\n\n    a  b\n"

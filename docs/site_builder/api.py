@@ -129,21 +129,21 @@ def pages() -> Iterator[tuple[str, str]]:
     packages = dict.fromkeys(_package(module) for _, _, module, _ in PUBLIC)
     names = {package: package.replace("ag_jax", "python").replace(".", "_") for package in packages}
     for package, name in names.items():
-        parts = [f"# {package}", _summary(package)]
-        others = [other for other in packages if other != package] if package == "ag_jax" else []
-        if others:
+        sections = [block for row in PUBLIC if _package(row[2]) == package for block in _section(*row)]
+        if package == "ag_jax":
+            others = [other for other in packages if other != package]
             parts = [
                 "# Python API",
                 "This page has the names of `import ag_jax`. Config files, custom patterns, attacks and probes use "
                 "other packages, which are listed below. Names of arrays end with their axes ([terms](../terms.md)): "
                 "`weights_NHQK` has the axes layer, head, query and key.",
+                *sections,
+                "## Other packages",
+                "\n".join(f"* [{other}]({names[other]}.md): {_summary(other)}" for other in others),
+                "```{toctree}\n:hidden:\n\n" + "\n".join(names[other] for other in others) + "\n```",
             ]
-        for heading, text, module, public in PUBLIC:
-            if _package(module) == package:
-                parts += _section(heading, text, module, public)
-        if others:
-            parts += ["## Other packages", *(f"* [{other}]({names[other]}.md): {_summary(other)}" for other in others)]
-            parts += ["```{toctree}\n:hidden:\n\n" + "\n".join(names[other] for other in others) + "\n```"]
+        else:
+            parts = [f"# {package}", _summary(package), *sections]
         yield name, "\n\n".join(parts) + "\n"
 
 

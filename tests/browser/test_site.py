@@ -47,7 +47,7 @@ def test_pages_are_accessible(page, browser, theme):
         pytest.skip("AG_JAX_AXE is not the path of axe-core's axe.min.js")
     browser.run("localStorage.setItem('theme', arguments[0])", theme)
     browser.driver.refresh()
-    assert browser.run("return document.body.dataset.theme") == theme
+    browser.wait(f"document.body?.dataset.theme === '{theme}'", "the colours")
     browser.run(axe.read_text())
     found = json.loads(
         browser.driver.execute_async_script(
@@ -60,7 +60,7 @@ def test_pages_are_accessible(page, browser, theme):
 
 
 def test_only_code_and_tables_scroll_sideways(page, browser):
-    """On a telephone the text fits, and what is wider scrolls in its own box, by keys, too."""
+    """On a telephone the text fits, what is wider scrolls in its own box, by keys, too, and no flag is broken."""
     size = browser.driver.get_window_size()
     try:
         browser.driver.execute_cdp_cmd(
@@ -68,12 +68,15 @@ def test_only_code_and_tables_scroll_sideways(page, browser):
             {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True},
         )
         browser.driver.refresh()
-        wide, boxes = browser.run(
+        wide, boxes, broken = browser.run(
             """const boxes = [...document.querySelectorAll("pre, .table-wrapper")];
             const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth);
-            return [document.documentElement.scrollWidth, wide.map((box) => box.tabIndex)];"""
+            const words = [...document.querySelectorAll(".highlight-bash .nx")];
+            const broken = words.filter((word) => word.textContent.length < 30 && word.offsetHeight > 30);
+            return [document.documentElement.scrollWidth, wide.map((box) => box.tabIndex),
+              broken.map((word) => word.textContent)];"""
         )
-        assert wide == 390 and set(boxes) <= {0}
+        assert wide == 390 and set(boxes) <= {0} and broken == []
     finally:
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.driver.set_window_size(size["width"], size["height"])
