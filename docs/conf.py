@@ -1,13 +1,11 @@
 """Configuration of Sphinx for the documentation site; `bash launch/docs.sh` builds it."""
 
-import hashlib
 import importlib.metadata
 import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train small models
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 project = "ag_jax"
@@ -34,17 +32,8 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # sections of README.md that begin at level 3
 
-# A notebook is executed again if its code or the program has changed.
-_package = pathlib.Path(__file__).resolve().parent.parent / "ag_jax"
-_program = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_package.rglob("*.py")))).hexdigest()
-nb_execution_mode = "cache"
-nb_execution_cache_path = f"../build/notebooks/{_program[:16]}"
-nb_execution_in_temp = True
-nb_execution_timeout = 1800  # seconds for a cell, on a busy machine; launch/docs.sh names the way round
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_mode = "off"  # notebooks/execute.py stores their outputs
 nb_merge_streams = True
-nb_output_stderr = "remove"
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

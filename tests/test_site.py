@@ -123,6 +123,11 @@ def test_links_of_pages_and_notebooks():
     folder = DOCS / "site" / "notebooks"
     found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
     assert found == [{"cell_type": "markdown", "source": "see [b](../../runs.md#buckets)"}, cells[1]]
+    still, page = {"metadata": {"still": True}, "data": {"image/png": ""}}, {"data": {"text/html": ""}}
+    outputs = [[still, page], [still], [page, {"name": "stdout"}]]
+    cells = [{"cell_type": "code", "outputs": of_cell} for of_cell in outputs]
+    found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
+    assert [cell["outputs"] for cell in found] == [[page], *outputs[1:]]
     site = dataclasses.replace(SITE, address="https://host/o/ag_jax/blob/main/")
     text, root = "[`a`](../configs/quickstart.py) [all](../benchmarks/results/)", "https://host/o/ag_jax/blob/main"
     shown = f"[`a`]({root}/configs/quickstart.py) [all]({root}/benchmarks/results)"

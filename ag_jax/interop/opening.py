@@ -157,8 +157,12 @@ class Inspected:
     @property
     def name(self) -> str:
         """The last two parts of the directory and the step, for people: `quickstart/ag-seed0, step 1,100`."""
-        directory = "/".join(self.directory.parts[-2:]).lstrip("/")
-        return directory if self.step is None else f"{directory}, step {self.step:,}"
+        return self.place if self.step is None else f"{self.place}, step {self.step:,}"
+
+    @property
+    def place(self) -> str:
+        """The last two parts of the directory, for people."""
+        return "/".join(self.directory.parts[-2:]).lstrip("/")
 
     @property
     def special(self) -> PatternTokens:

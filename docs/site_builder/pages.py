@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ag_jax.command_line import manual
 from ag_jax.command_line.verbs import KINDS, VERBS, Flag, OnHosts, flags_of
@@ -34,12 +35,23 @@ def write(site: Site) -> None:
 
 
 def with_links(notebook: str, site: Site, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
-    """Return a notebook, as JSON, with the links of the site in its texts."""
+    """Return a notebook, as JSON, with the links of the site in its texts, and without pictures of its pages.
+
+    Such a picture is stored before a page of attention maps for readers without scripts (`notebooks/execute.py`).
+    """
     content = json.loads(notebook)
     for cell in content["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = site.rewritten("".join(cell["source"]), written_in, shown_in)
+        elif outputs := cell.get("outputs"):
+            pairs = zip(outputs, [*outputs[1:], {}], strict=True)
+            cell["outputs"] = [output for output, after in pairs if not _is_still_of(output, after)]
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def _is_still_of(output: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return whether an output of a cell is the picture of the page that is the output after it."""
+    return bool(output.get("metadata", {}).get("still")) and "text/html" in after.get("data", {})
 
 
 def generated(site: Site) -> Iterator[tuple[str, str]]:
