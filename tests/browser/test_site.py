@@ -3,6 +3,7 @@
 Skipped unless `bash launch/docs.sh` has built the site.
 """
 
+import contextlib
 import functools
 import http.server
 import json
@@ -59,15 +60,23 @@ def test_pages_are_accessible(page, browser, theme):
     assert [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found] == []
 
 
+@contextlib.contextmanager
+def screen(browser, width, height):
+    """Load the page again on a screen of this size, in pixels, within the context."""
+    size = browser.driver.get_window_size()
+    as_screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    try:
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", as_screen)
+        browser.driver.refresh()
+        yield
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.driver.set_window_size(size["width"], size["height"])
+
+
 def test_only_code_and_tables_scroll_sideways(page, browser):
     """On a telephone the text fits, what is wider scrolls in its own box, by keys, too, and no flag is broken."""
-    size = browser.driver.get_window_size()
-    try:
-        browser.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True},
-        )
-        browser.driver.refresh()
+    with screen(browser, 390, 800):
         wide, boxes, broken = browser.run(
             """const boxes = [...document.querySelectorAll("pre, .table-wrapper")];
             const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth);
@@ -77,9 +86,6 @@ def test_only_code_and_tables_scroll_sideways(page, browser):
               broken.map((word) => word.textContent)];"""
         )
         assert wide == 390 and set(boxes) <= {0} and broken == []
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.driver.set_window_size(size["width"], size["height"])
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +145,10 @@ def test_code_is_copied_as_it_is_written(address, browser):
         assert browser.run("const text = window.copied; window.copied = ''; return text") in (written, written.strip())
 
 
-def test_the_first_page_shows_the_viewer(address, browser):
+def test_the_first_page_fits_a_screen_and_shows_the_viewer_below(address, browser):
     browser.driver.get(f"{address}/index.html")
+    with screen(browser, 1280, 900):
+        assert 0 < browser.run("return document.querySelector('.cards').getBoundingClientRect().bottom") < 900
     try:
         browser.run("document.querySelector('iframe').scrollIntoView()")
         browser.driver.switch_to.frame(browser.driver.find_element("css selector", "iframe"))
