@@ -6,6 +6,7 @@ arms (variants) over seeds, the settings in which arms differ, and the formats o
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,10 +81,14 @@ class Report:
     warnings: Sequence[str] = ()
 
     def markdown(self, numbers: str = "report.json") -> str:
-        """Return the report in Markdown; at its end, it names the file of its numbers."""
+        """Return the report in Markdown, with paths below the working directory relative to it.
+
+        numbers: name of the file of its numbers, which the last line names.
+        """
         first = [f"# {self.title}", *(f"**{warning}.**" for warning in self.warnings)]
         last = f"---\n\nMade by `{self.command}`; all numbers are in [{numbers}]({numbers})."
-        return "\n\n".join([*first, *(one.markdown() for one in self.sections if any(one.blocks)), last]) + "\n"
+        text = "\n\n".join([*first, *(one.markdown() for one in self.sections if any(one.blocks)), last]) + "\n"
+        return text if (here := os.getcwd()) == os.sep else text.replace(f"{here}{os.sep}", "")
 
     def write(self, workdir: epath.Path, numbers: str = "report.json") -> epath.Path:
         """Write the numbers as JSON and then `report.md`; return the path of `report.md`.

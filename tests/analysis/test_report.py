@@ -28,13 +28,27 @@ def test_tables_as_markdown_and_for_the_terminal():
     assert len({len(line) for line in (first, second, last)}) == 1, "columns are aligned at their right ends"
 
 
-def test_a_report_is_written_with_its_numbers(tmp_path):
-    blocks = ["A text.", "", Table(["x"], [["1"]]), Figure("Loss", "figures/loss.png"), Figure("Maps", "maps.html")]
+def test_a_report_is_written_with_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = [
+        f"A text in {tmp_path}/runs/x, and one in {tmp_path.parent}/other.",
+        "",
+        Table(["x"], [["1"]]),
+        Figure("Loss", "figures/loss.png"),
+        Figure("Maps", "maps.html"),
+    ]
     sections = [Section("", ["First."]), Section("Notes", [""]), Section("Loss", blocks)]
     made = Report("T", "ag-jax compare", {"values": [0.5, None], "of": {"a": 1}}, sections, ["A flag|b"])
     path = made.write(epath.Path(tmp_path), "search.json")
     assert path.read_text().split("\n\n") == [
-        *("# T", "**A flag|b.**", "First.", "## Loss", "A text.", "| x |\n|---|\n| 1 |"),
+        *(
+            "# T",
+            "**A flag|b.**",
+            "First.",
+            "## Loss",
+            f"A text in runs/x, and one in {tmp_path.parent}/other.",
+            "| x |\n|---|\n| 1 |",
+        ),
         *("![Loss](figures/loss.png)", "[maps.html](maps.html)", "---"),
         "Made by `ag-jax compare`; all numbers are in [search.json](search.json).\n",
     ]
