@@ -134,9 +134,9 @@ def drawn(monkeypatch):
     """A list to which `inspect` appends (maps, layers, heads) of the figures of each kind, which it does not draw."""
     recorded = []
 
-    def save(maps, assignment, special, folder, step, layers=None, heads=()):
+    def save(maps, assignment, special, folder, step, layers, heads, text):
         recorded.append((maps, layers, heads))
-        name = f"{maps.kind}{plots.file_suffix(step, maps.without)}.png"
+        name = f"{maps.kind}{plots.file_suffix(step, maps.without, text)}.png"
         (folder / name).write_bytes(b"\x89PNG")
         return [folder / name]
 
@@ -202,7 +202,9 @@ def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, m
     said, warned, paths = inspect(places / "hf", capsys)
     assert "for 22 tokens\n" in said and "cannot write" not in warned
     assert sorted(places.joinpath("hf").iterdir()) == before
-    assert paths == [tmp_path / f"ag-jax-output/hf/figures/attention_{of}.png" for of in ("overview", "heads", "mass")]
+    (suffix,) = {path.stem.partition("_we_build_")[2] for path in paths}
+    names = [f"attention_{of}_we_build_{suffix}.png" for of in ("overview", "heads", "mass")]
+    assert suffix and paths == [tmp_path / "ag-jax-output/hf/figures" / name for name in names]
 
 
 def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_path, capsys):
@@ -213,8 +215,8 @@ def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_p
     words = len(TOKENIZER.encode("we build the union"))
     assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
     guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
-    numbers = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
-    assert guided == [1, 1, 1] and numbers == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
+    numbers = [line.split()[1] for line in said.splitlines() if re.match(" *head ", line)]
+    assert guided == [1, 1, 1] and numbers == ["0", "0-1", "0"]
     assert [(one.kind, layers, chosen) for one, layers, chosen in drawn] == [
         (kind, None, ()) for kind in ("encoder", "decoder", "cross")
     ]
@@ -254,10 +256,10 @@ def test_a_translation_model_in_the_files_of_transformers(places):
 def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, drawn, capsys):
     """For a text and its translation, whose three kinds of attention all depend on the encoder."""
     opened = best.open_for_inspection(places / "translation")
-    given = {"target": "we build the union", "without": ["2.1", " 2.1"]}
+    given = {"target": "we build the union", "without": ["1.0", " 1.0"]}
     said, _, paths = inspect(places / "translation", capsys, **given)
-    assert said.count("output of head 2.1 of the encoder zeroed") == 3
-    assert paths[0].name == "encoder_step0_without2.1.png"
+    assert said.count("output of head 1.0 of the encoder zeroed") == 3
+    assert re.fullmatch("encoder_step0_we_build_strong_[0-9a-f]{4}_without1.0.png", paths[0].name)
     params = jax.tree.map(np.array, opened.translator.params)
     settings = (opened.tokenizer, TEXT, "we build the union", opened.length)
     whole = pairs.pair_maps(opened.translator.model, params, *settings)
@@ -280,7 +282,7 @@ def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, pl
     monkeypatch.setattr(best, "open_for_inspection", lambda *_, **__: dataclasses.replace(opened, **changes))
     target = None if place == "run" else "we build the union"
     assert cli.run_safely(request("inspect", places / place, target=target)) == 1
-    assert f"{opened.name}: the attention is not finite in layer 2" in capsys.readouterr().err.replace("\n", " ")
+    assert f"{opened.name}: the attention is not finite in layer 1" in capsys.readouterr().err.replace("\n", " ")
 
 
 PAGE = {"html": "new.html"}
@@ -289,12 +291,12 @@ PAGE = {"html": "new.html"}
 @pytest.mark.parametrize(
     ("place", "given", "named"),
     [
-        ("run", {"without": ["1.1", "1.3"]}, "--without=1.1,1.3: .* 1.1 to 2.2, got '1.3'"),
-        ("run", {"without": ["0.1"]}, "'0.1'"),
+        ("run", {"without": ["0.0", "0.2"]}, "--without=0.0,0.2: .* 0.0 to 1.1, got '0.2'"),
+        ("run", {"without": ["2.0"]}, "'2.0'"),
         ("run", {"without": ["1.1.1"]}, "'1.1.1'"),
-        ("run", {"layers": ["3"]}, "--layers=3: .* 1 to 2.*'3'"),
+        ("run", {"layers": ["2"]}, "--layers=2: .* 0 to 1.*'2'"),
         ("run", {"layers": ["1", "all"]}, "'all'"),
-        ("run", {"heads": ["3.1"]}, "--heads=3.1: .*'3.1'"),
+        ("run", {"heads": ["2.0"]}, "--heads=2.0: .*'2.0'"),
         ("run", {"layers": ["1"], "heads": ["1.1"]}, "--layers or --heads"),
         ("run", {"layers": ["1"], "html": "a.html"}, "--layers or --html"),
         ("run", {"target": "we build"}, "--target .*run"),
@@ -317,9 +319,9 @@ def test_what_cannot_be_shown(places, place, given, named, drawn, tmp_path, monk
 @pytest.mark.parametrize(
     ("chosen", "layers", "of_heads"),
     [
-        ({"layers": ["2", "1", "2"]}, (0, 1), ()),
+        ({"layers": ["1", "0", "1"]}, (0, 1), ()),
         ({"layers": ["all"]}, (0, 1), ()),
-        ({"heads": ["2.1"]}, None, ((1, 0),)),
+        ({"heads": ["1.0"]}, None, ((1, 0),)),
     ],
 )
 def test_layers_and_heads_of_the_figures(places, drawn, capsys, chosen, layers, of_heads):
@@ -330,38 +332,42 @@ def test_layers_and_heads_of_the_figures(places, drawn, capsys, chosen, layers, 
 
 
 def test_of_every_kind_the_chosen_heads_that_it_has():
-    assert restrict(Chosen(heads=("5.2", "1.3")), [(6, 4), (2, 4), (2, 2)]) == [
+    assert restrict(Chosen(heads=("4.1", "0.2")), [(6, 4), (2, 4), (2, 2)]) == [
         (None, ((0, 2), (4, 1))),
         (None, ((0, 2),)),
         (None, ()),
     ]
-    assert restrict(Chosen(layers=("5", "1")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
+    assert restrict(Chosen(layers=("4", "0")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
 
 
 def test_names_of_figures_are_short_and_distinct():
     many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
     names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
-    assert names[:2] == ["_step100", "_step100_without3.2"] and plots.file_suffix(None, ()) == ""
-    assert len(set(names)) == 4 and max(map(len, names)) < 60
+    assert names[:2] == ["_step100", "_step100_without2.1"] and plots.file_suffix(None, ()) == ""
+    names += [plots.file_suffix(100, (), text) for text in ("We build.", "We build, now.", "道", "路", "x" * 99)]
+    assert len(set(names)) == 9 and max(map(len, names)) < 60 and re.fullmatch("[a-z0-9_.]+", "".join(names))
 
 
 def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
-    shown, patterns = [], []
+    shown, drawn = [], []
     monkeypatch.setattr(plots, "mean_figure", lambda maps, path, *given: shown.append(maps) or path)
     monkeypatch.setattr(
-        plots, "pattern_figure", lambda tokens, targets, path, text: patterns.append([*targets]) or path
+        plots,
+        "training_figure",
+        lambda stages, *given: drawn.extend((name, of.names) for name, _, of in stages) or given[-1],
     )
-    for name in ("loss_curves", "mass_curves", "map_figure"):
+    for name in ("loss_curves", "mass_curves"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
     with_configs = {arm: (place, run_directory.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
-    *_, drawn, page = comparison._figures(
+    sections = comparison._figures(
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
     )
-    assert patterns == [["next"]]  # that guides heads of the encoder
-    assert drawn.path == "figures/cross_attention.png" and page.path == "figures/maps.html"
-    assert [view["name"] for view in views_of(tmp_path / page.path)] == ["base, step 0", "ag, step 0"]
+    assert drawn == [("base, step 0", ("next",)), ("ag, step 0", ("next",))]  # heads of the encoder
+    page, *_, cross = sections["Attention"]
+    assert cross.path == "figures/cross_attention.png" and page.startswith("[figures/maps.html](figures/maps.html)")
+    assert [view["name"] for view in views_of(tmp_path / "figures" / "maps.html")] == ["base, step 0", "ag, step 0"]
     (maps,) = shown
     own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
     tokens = TOKENIZER.tokens(TOKENIZER.encode(own)[:15])
@@ -395,10 +401,10 @@ def test_attention_under_an_attack_on_embeddings(places, drawn, tmp_path, capsys
     """The run's loss needs masked tokens; both figures and a page are made."""
     place = attack_run(places, tmp_path / "run", "freelb")
     said, _, paths = inspect(place, capsys)
-    assert paths[-1].name == "attention_attacked_step0.png"
+    assert paths[-1].name.startswith("attention_attacked_step0_we_build_strong_")
     _, table = said.split("Attack freelb: ")
-    found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(1|2|mean) ", line)}
-    assert found.keys() == {"1", "2", "mean"} and 0 < found["mean"] < 1
+    found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(0|1|mean) ", line)}
+    assert found.keys() == {"0", "1", "mean"} and 0 < found["mean"] < 1
     (read,) = re.findall(r"masked tokens, as in training.\n(.*)", table)
     assert TOKENIZER.tokens([TOKENIZER.specials.mask])[0] in read.split()
 
@@ -484,7 +490,7 @@ def page(place, path, capsys, **more):
 
 def test_a_page_in_place_of_figures_and_one_of_several_models_and_steps(places, tmp_path, capsys):
     place = shutil.copytree(places / "run", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
-    more = {"against": [str(places / "run"), str(places / "hf")], "steps": ["all"], "heads": ["2.1"]}
+    more = {"against": [str(places / "run"), str(places / "hf")], "steps": ["all"], "heads": ["1.0"]}
     found = page(place, tmp_path / "new" / "maps.html", capsys, **more)
     models = [f"{tmp_path.name}/run", f"{places.name}/run", f"{places.name}/hf"]
     assert [view["model"] for view in found] == models
@@ -506,7 +512,7 @@ def test_heads_of_a_page_that_another_model_lacks():
     other = SimpleNamespace(model=SimpleNamespace(config=shallow), directory="shallow")
     seen = SimpleNamespace(opened=SimpleNamespace(model=SimpleNamespace(config=CONFIG), directory="deep"))
     page = pages.Page("m.html", lambda directory, step: other, against=["shallow"])
-    with pytest.raises(ValueError, match=r"--without=2.1: .* --against=shallow has only 1 layers of"):
+    with pytest.raises(ValueError, match=r"--without=1.0: .* --against=shallow has only 1 layers of"):
         pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
 
 

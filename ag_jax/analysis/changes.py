@@ -196,7 +196,7 @@ def _passes(
 
 def change_table(change_N: np.ndarray, method: str) -> str:
     """Return a printable table of how far the attack `method` changes attention, with a row for each layer."""
-    rows = [[str(layer), _two_digits(value)] for layer, value in enumerate(change_N, 1)]
+    rows = [[str(layer), _two_digits(value)] for layer, value in enumerate(change_N)]
     table = Table(["layer", "change"], [*rows, ["mean", _two_digits(change_N.mean())]])
     return f"Attack {method}: {EXPLAINED}\n{table.terminal(totals=1)}"
 

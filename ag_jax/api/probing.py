@@ -40,7 +40,7 @@ class Probes:
 
         `score` is the share of test queries that the head answers correctly, with its 95 % interval from `low` to
         `high`; the head was chosen on development queries. `chance` is the score of guessing. Layers and heads are
-        counted from 0, as in arrays; reports and commands count from 1.
+        counted from 0.
         """
         rows = []
         for probe, modes in self.numbers["probes"].items():
@@ -48,7 +48,7 @@ class Probes:
                 for model, kinds in numbers["arms"].items():
                     first, *_ = kinds["all"]  # of several seeds, the first
                     layer, head = first["head"]
-                    place = {"probe": probe, "mode": mode, "model": model, "layer": layer - 1, "head": head - 1}
+                    place = {"probe": probe, "mode": mode, "model": model, "layer": layer, "head": head}
                     test, chance = first["test"], numbers["baselines"].get("chance", {}).get("all")
                     scores = {"score": test["mean"], "low": test["low"], "high": test["high"], "chance": chance}
                     rows.append(place | scores)
@@ -64,8 +64,7 @@ class Probes:
         # A head that ties shares one answer among the words, so that `right` need not be whole.
         kinds = {"right": float, **dict.fromkeys(("seed", "layer", "head", "guided", "total"), int)}
         rows = csv.DictReader(io.StringIO(text))
-        numbers = [{name: kinds.get(name, str)(value) for name, value in row.items()} for row in rows]
-        return [row | {"layer": row["layer"] - 1, "head": row["head"] - 1} for row in numbers]
+        return [{name: kinds.get(name, str)(value) for name, value in row.items()} for row in rows]
 
     def __repr__(self) -> str:
         lines = [f" {row['probe']}, {row['mode']}: {row['model']} {row['score']:.3f}" for row in self.table]

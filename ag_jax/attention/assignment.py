@@ -93,11 +93,11 @@ class Assignment:
 
     @property
     def where(self) -> str:
-        """The guided layers in words, counted from 1, such as `layers 1-6, 9`; empty for all layers."""
+        """The guided layers in words, such as `layers 0-5, 8`; empty for all layers."""
         if self.layers is None:
             return ""
         runs = self.runs(max(self.layers) + 1)
-        numbers = [str(run.stop) if len(run) == 1 else f"{run.start + 1}-{run.stop}" for run in runs]
+        numbers = [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs]
         return f"layer{'s' * (len(self.layers) > 1)} {', '.join(numbers)}"
 
     def runs(self, layers: int) -> list[range]:

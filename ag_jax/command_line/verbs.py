@@ -208,10 +208,10 @@ class Inspect(Verb):
     """Draw the attention maps of a model for a sentence, or for a sentence and its translation.
 
     target: translation of that sentence to look at; the model's own by default
-    layers: layers of the figure of heads, counted from 1: 1,6,12, or all; by default the first, the middle and the last
-    heads: heads that the figure of heads shows, as LAYER.HEAD, counted from 1: 3.2,4.1; with --html, heads that the
+    layers: layers of the figure of heads, counted from 0: 0,5,11, or all; by default the first, the middle and the last
+    heads: heads that the figure of heads shows, as LAYER.HEAD, counted from 0: 3.2,4.1; with --html, heads that the
         page stores whole at every step, not only at the first and last
-    without: heads of the encoder whose outputs are zeroed, as LAYER.HEAD, counted from 1: 3.2,4.1; what changes is the
+    without: heads of the encoder whose outputs are zeroed, as LAYER.HEAD, counted from 0: 3.2,4.1; what changes is the
         attention of later layers
     html: file for an interactive page with all heads, which opens in a browser without a network, in place of the
         figures; without a value, maps.html
@@ -224,7 +224,7 @@ class Inspect(Verb):
         'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',
         'ag-jax inspect --workdir=runs/translation/ag-seed0 --text="A dog runs." --target="Ein Hund läuft."',
         'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads." --without=3.2,4.1',
-        "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --layers=1,4,8",
+        "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --layers=0,3,7",
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --heads=3.2,4.1",
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/plain-seed0 --html=maps.html",
         "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --steps=all --html",

@@ -180,8 +180,8 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[Section]:
         texts = dict.fromkeys(text for text, _ in panels.values())  # often one text for all layers
         columns = {text: _columns(opened, arms, task, text) for text in texts}
         for layer, (text, head) in panels.items():
-            path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
-            caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
+            path = workdir / "figures" / f"attention_{task}_layer{layer}.png"
+            caption = f"Attention to a sentence of {task}, layer {layer}, head {head}"
             plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}")
             figures.append(Figure(caption, f"figures/{path.name}"))
     explanation = (

@@ -1,4 +1,4 @@
-"""Names of layers and heads that a user gives: LAYER and LAYER.HEAD, counted from 1."""
+"""Names of layers and heads that a user gives: LAYER and LAYER.HEAD, counted from 0."""
 
 import dataclasses
 import re
@@ -21,24 +21,26 @@ class Chosen:
 
 
 def read_layers(names: Sequence[str], layers: int) -> tuple[int, ...]:
-    """Return the sorted layers, counted from 0, that a user names by numbers from 1 or by `all`.
+    """Return the sorted layers that a user names by numbers or by `all`.
 
-    names: numbers, counted from 1, or only `all`.
+    names: numbers from 0, or only `all`.
 
     Raises ValueError for another name, and for a layer that does not exist.
     """
     if [name.strip() for name in names] == ["all"]:
         return tuple(range(layers))
     for name in names:
-        if not re.fullmatch(r"[0-9]+", name.strip()) or not 1 <= int(name) <= layers:
-            raise ValueError(f"--layers={','.join(names)}: expected layers from 1 to {layers}, or all, got {name!r}")
-    return tuple(sorted({int(name) - 1 for name in names}))
+        if not re.fullmatch(r"[0-9]+", name.strip()) or int(name) >= layers:
+            raise ValueError(
+                f"--layers={','.join(names)}: expected layers from 0 to {layers - 1}, or all, got {name!r}"
+            )
+    return tuple(sorted({int(name) for name in names}))
 
 
 def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "without") -> Heads:
-    """Return the sorted heads (layer, head), counted from 0, that a user names by LAYER.HEAD, counted from 1.
+    """Return the sorted heads (layer, head) that a user names by LAYER.HEAD, both counted from 0.
 
-    names: LAYER.HEAD, both counted from 1, as in the tables and figures of `inspect`.
+    names: LAYER.HEAD, as in the tables and figures of `inspect`.
     layers, heads: numbers of layers and of heads in each layer.
     flag: the flag that has the names, for errors.
 
@@ -47,20 +49,21 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
     places = set()
     for name in names:
         match = re.fullmatch(r"([0-9]+)\.([0-9]+)", name.strip())
-        layer, head = map(int, match.groups()) if match else (0, 0)
-        if not (1 <= layer <= layers and 1 <= head <= heads):
+        layer, head = map(int, match.groups()) if match else (layers, heads)
+        if layer >= layers or head >= heads:
             raise ValueError(
-                f"--{flag}={','.join(names)}: expected heads LAYER.HEAD from 1.1 to {layers}.{heads}, got {name!r}"
+                f"--{flag}={','.join(names)}: expected heads LAYER.HEAD from 0.0 to {layers - 1}.{heads - 1}, "
+                f"got {name!r}"
             )
-        places.add((layer - 1, head - 1))
+        places.add((layer, head))
     return tuple(sorted(places))
 
 
 class Selection(NamedTuple):
     """The layers or heads to draw one by one for one kind of attention (encoder, decoder or cross-attention).
 
-    layers: layers, counted from 0; None for the figure's own choice.
-    heads: heads, as (layer, head) counted from 0; none for the figure's own choice.
+    layers: layers; None for the figure's own choice.
+    heads: heads, as (layer, head); none for the figure's own choice.
     """
 
     layers: tuple[int, ...] | None

@@ -90,7 +90,7 @@ def _check_heads(other: Inspected, without: Heads) -> None:
     for layer, head in without:
         if layer >= config.layers or head >= config.heads:
             raise ValueError(
-                f"--without={layer + 1}.{head + 1}: expected heads that all models of the page have, but "
+                f"--without={layer}.{head}: expected heads that all models of the page have, but "
                 f"--against={other.directory} has only {config.layers} layers of {config.heads} heads"
             )
 

@@ -24,7 +24,7 @@ from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.pretraining import text_attack, translate
+from ag_jax.pretraining import corpus, text_attack, translate
 from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.open_run import OpenRun, open_run
@@ -254,7 +254,7 @@ def inspected_model(opened: Opened, directory: epath.PathLike) -> Inspected:
         params=opened.params | opened.adversary_params,
         tokenizer=opened.tokenizer,
         length=opened.length,
-        text=config.inspection.sentence,
+        text=corpus.example(config, directory),
         step=opened.step,
         steps=opened.steps,
         assignment=opened.assignment,

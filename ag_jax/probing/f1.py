@@ -67,8 +67,7 @@ def best_threshold(decisions: Decisions) -> float:
 def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) -> dict[str, Any] | None:
     """Return {"head", "threshold", "f1", "ratio"} of a head on test queries; None if no threshold can be chosen.
 
-    The threshold is the best one on development queries. The head counts from 1 in the
-    result; "f1" and "ratio" are as in `of_rule`.
+    The threshold is the best one on development queries; "f1" and "ratio" are as in `of_rule`.
 
     Returns None without development queries, and for measurements that have no attention to candidates.
     """
@@ -82,7 +81,7 @@ def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) 
     decisions = Decisions(measured.mass_QNH[:, layer, number], is_right_Q, _correct(probe, measured))
     threshold = best_threshold(decisions.of(development_Q))
     scores = _by_kind(probe, measured, decisions, threshold, kinds)
-    return {"head": [layer + 1, number + 1], "threshold": threshold, **scores}
+    return {"head": [layer, number], "threshold": threshold, **scores}
 
 
 def of_rule(probe: Probe, measured: Measured, name: str, kinds: Sequence[str]) -> dict[str, Any] | None:

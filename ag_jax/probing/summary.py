@@ -114,12 +114,10 @@ def numbers(
 
 
 def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
-    """Convert a model's best heads to a dict for JSON, with layers and heads counted from 1."""
+    """Convert a model's best heads to a dict for JSON."""
     if chosen is None:
         return None
     content = dataclasses.asdict(chosen)
-    for name in ("head", "best_head"):
-        content[name] = None if content[name] is None else [index + 1 for index in content[name]]
     if chosen.test is not None:
         content["test"] = {name: getattr(chosen.test, name) for name in ("mean", "low", "high")}
     return content

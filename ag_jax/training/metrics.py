@@ -183,7 +183,7 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
         if isinstance(value, list):
             for layer, of_layer in enumerate(value):
                 if of_layer is not None:
-                    yield f"{row['split']}/{name}/layer_{layer + 1:02d}", of_layer
+                    yield f"{row['split']}/{name}/layer_{layer:02d}", of_layer
         elif isinstance(value, (int, float)) and math.isfinite(value):
             yield f"{row['split']}/{name}", value
 

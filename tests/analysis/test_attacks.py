@@ -84,7 +84,7 @@ def test_the_picture_of_masks():
     assert rte[:3] == ("rte", [0.5, 1.0], [0.5, 0.25]) and first.get_xlabel() == "part of training"
     assert alone[:3] == ("rte", [5, 10], [0.5, 0.25]) and second.get_xlabel() == "step"
     assert rte[3] == alone[3] != sst2[3]
-    assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.1, 0.0])
+    assert of(layers)[0][1] == [0, 1] and of(layers)[0][2] == pytest.approx([0.1, 0.0])
     assert "last 50%" in layers.get_xlabel(), "of rte, whose last row is half of it"
 
 

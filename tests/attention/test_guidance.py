@@ -341,10 +341,10 @@ def test_coefficient_at_the_start_in_the_middle_and_at_the_end(settings, total_s
     ("layers", "is_local", "guided", "where"),
     [
         ("all", [False] * 5, [0, 1, 2, 3, 4], ""),
-        ("0-1,3", [False] * 5, [0, 1, 3], "layers 1-2, 4"),
-        ("4", [False] * 5, [4], "layer 5"),
-        ("global", [False, True, True, False, True], [0, 3], "layers 1, 4"),
-        ("local", [False, True, True, False, True], [1, 2, 4], "layers 2-3, 5"),
+        ("0-1,3", [False] * 5, [0, 1, 3], "layers 0-1, 3"),
+        ("4", [False] * 5, [4], "layer 4"),
+        ("global", [False, True, True, False, True], [0, 3], "layers 0, 3"),
+        ("local", [False, True, True, False, True], [1, 2, 4], "layers 1-2, 4"),
     ],
 )
 def test_guided_heads_of_every_layer(layers, is_local, guided, where):
@@ -364,5 +364,5 @@ def test_models_without_guided_heads_and_without_the_heads_that_are_guided():
     assert not found.is_guided(2, 2).any()
     with pytest.raises(ValueError, match="3 heads.* 2"):
         Assignment((("next", 1), ("first", 2))).patterns(2, 2)
-    with pytest.raises(ValueError, match="layers 1, 3.* 2"):
+    with pytest.raises(ValueError, match="layers 0, 2.* 2"):
         Assignment((("next", 1),), layers=(0, 2)).patterns(2, 2)

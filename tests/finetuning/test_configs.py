@@ -263,4 +263,4 @@ def test_every_naive_mask_beside_the_adversary_that_it_follows(data, checkpoint,
     )
     of = json.loads((report.parent / "report.json").read_text())["tasks"]["sst2"]["arms"]
     assert abs(of["asa"]["masked"]["all"] - of["scheduled"]["masked"]["all"]) < 0.1 < of["asa"]["masked"]["all"] < 0.9
-    assert (report.parent / "figures" / "attention_sst2_layer1.png").read_bytes().startswith(b"\x89PNG")
+    assert (report.parent / "figures" / "attention_sst2_layer0.png").read_bytes().startswith(b"\x89PNG")

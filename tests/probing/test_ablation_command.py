@@ -59,17 +59,17 @@ def test_a_comparison(places, tmp_path):
         return float(rows[arm, layer, head]["change"])
 
     # Heads whose output kernel is zero change nothing, to the last digit.
-    assert [place for place in rows if change(*place) == 0.0] == [("plain", 1, 2), ("guided", 1, 2), ("guided", 2, 1)]
+    assert [place for place in rows if change(*place) == 0.0] == [("plain", 0, 1), ("guided", 0, 1), ("guided", 1, 0)]
     opened = dataclasses.replace(trained_models.word_model(), params=params)
     expected = ablation.ablate_words(opened, given)
-    np.testing.assert_allclose([change("guided", *of) for of in ((1, 1), (2, 2))], expected.change_NH[[0, 1], [0, 1]])
+    np.testing.assert_allclose([change("guided", *of) for of in ((0, 0), (1, 1))], expected.change_NH[[0, 1], [0, 1]])
     (of,) = numbers["models"]["guided"]
     assert of["loss"] == pytest.approx(expected.base_loss) and of["metric"] == "mlm_loss"
-    assert float(rows["guided", 1, 1]["loss"]) == pytest.approx(expected.loss_NH[0, 0])
+    assert float(rows["guided", 0, 0]["loss"]) == pytest.approx(expected.loss_NH[0, 0])
     assert of["source"].startswith("15 lines of ")
     assert [row["pattern"] for row in rows.values()] == [""] * 4 + ["next", "", "next", ""]
-    assert of["guided"]["mean"] == pytest.approx((change("guided", 1, 1) + change("guided", 2, 1)) / 2)
-    assert of["free"]["mean"] == pytest.approx((change("guided", 1, 2) + change("guided", 2, 2)) / 2)
+    assert of["guided"]["mean"] == pytest.approx((change("guided", 0, 0) + change("guided", 1, 0)) / 2)
+    assert of["free"]["mean"] == pytest.approx((change("guided", 0, 1) + change("guided", 1, 1)) / 2)
     assert numbers["models"]["plain"][0]["guided"] is None is numbers["models"]["plain"][0]["free"]
     lows = [float(row["low"]) for place, row in rows.items() if place[0] == "guided"]
     assert of["without_clear_rise"] == sum(low <= 0 for low in lows) and len(lows) == of["heads"]
@@ -77,7 +77,7 @@ def test_a_comparison(places, tmp_path):
     loss = numbers["differences"]["guided"]["loss"]
     assert loss["mean"] == pytest.approx(of["loss"] - numbers["models"]["plain"][0]["loss"])
     assert loss["low"] < loss["mean"] < loss["high"] and not numbers["not_compared"]
-    assert "| guided | 1.1 | [Next] |" in text and (workdir / "figures" / "ablation.png").exists()
+    assert "| guided | 0.0 | [Next] |" in text and (workdir / "figures" / "ablation.png").exists()
 
 
 def test_a_trial_on_its_development_examples(places, tmp_path):
@@ -152,7 +152,7 @@ def test_means_of_heads_and_their_intervals():
     """Against a plain loop over heads and resamples. Heads of a layer that is not guided are free."""
     of = summary(assignment=dataclasses.replace(GUIDED, layers=(1,)))
     found = of.ablated.ablation
-    chosen = {"head": [2, 1], "test": {"mean": 0.25}}
+    chosen = {"head": [1, 0], "test": {"mean": 0.25}}
     content = ablation_summary.numbers({"a": [of]}, {"p": {"words": {"arms": {"a": {"all": [chosen]}}}}})
     numbers, (linked,) = content["models"]["a"][0], content["heads_of_probes"]
     assert (linked["score"], linked["change"], linked["pattern"]) == (0.25, of.change_NH[1, 0], "next")

@@ -125,7 +125,7 @@ def test_against_counts(seed):
     on_development = [answer for answer, is_one in zip(answers, development_Q, strict=True) if is_one]
     best = max(plain_f1(on_development, mass) for mass, *_ in on_development)
     found = f1.of_head(probe, measured, (0, 1), ("all", "feminine", "masculine"))
-    assert found["head"] == [1, 2] and 0 < found["threshold"] < 1
+    assert found["head"] == [0, 1] and 0 < found["threshold"] < 1
     assert plain_f1(on_development, found["threshold"]) == pytest.approx(best)
     assert best > plain_f1(on_development, 0)
     expected = {}

@@ -98,8 +98,8 @@ def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
             assert max(map(rate, test)) == pytest.approx(found["best"], abs=1e-6)
             assert sum(map(rate, test)) / 6 == pytest.approx(found["mean"], abs=1e-6)
             guided = {(row["layer"], row["head"]): rate(row) for row in test if row["guided"] == "1"}
-            assert guided.keys() == ({("2", "1")} if arm == "guided" else set())
-            assert found["guided"] == (pytest.approx(guided["2", "1"], abs=1e-6) if guided else None)
+            assert guided.keys() == ({("1", "0")} if arm == "guided" else set())
+            assert found["guided"] == (pytest.approx(guided["1", "0"], abs=1e-6) if guided else None)
     assert [len(of_arm) for of_arm in tests.values()] == [2, 2, 2]
     stored = [report / "probes" / f"random-seed{seed}" / "coreference" / "result.json" for seed in (0, 4)]
     first, second = (json.loads(path.read_text())["artifacts"]["words"]["sha256"] for path in stored)

@@ -97,8 +97,8 @@ def test_tensorboard_events_are_written(tmp_path):
     writer.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     content = events.read_bytes()
-    assert b"train/loss" in content and b"train/mass/next/layer_01" in content
-    assert not any(name in content for name in (b"layer_02", b"none", b"infinite"))
+    assert b"train/loss" in content and b"train/mass/next/layer_00" in content
+    assert not any(name in content for name in (b"layer_01", b"none", b"infinite"))
 
 
 def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_path):
@@ -130,7 +130,7 @@ def test_wandb_gets_settings_labels_and_rows_and_resumes_the_same_run(tmp_path, 
             writer.write(row(step, 1.0 / step) | {"mass/next": [0.5, None]})
         active = wandb.run
         seen.append((active.id, active.project, active.name, active.group, active.tags, active.config.as_dict()))
-        last = [active.summary[name] for name in ("step", "train/loss", "train/mass/next/layer_01")]
+        last = [active.summary[name] for name in ("step", "train/loss", "train/mass/next/layer_00")]
         assert last == [steps[-1], 1.0 / steps[-1], 0.5]
         writer.close()
         assert wandb.run is None

@@ -40,7 +40,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") 
             style = {"color": colour_of[name], "markersize": 3.5, "label": label(name, 24)}
             # A line through a single logged row would be invisible.
             left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
-            right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
+            right.plot(share_N, "o-", linewidth=1.2, **style)
         left.set_xlabel("step" if over_steps else "part of training", fontsize=MEDIUM)
         left.set_xlim(left=0)
         left.xaxis.set_major_locator(MaxNLocator("auto", integer=over_steps))
@@ -53,7 +53,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") 
         measured = max(1 - (share.late_steps[0] - 1) / share.late_steps[1] for share in shares.values())
         right.set_xlabel(f"layer (last {measured:.0%} of training)", fontsize=MEDIUM)
         most = max(share.share_SN.shape[1] for share in shares.values())
-        right.set_xticks(range(1, most + 1, 1 if most <= 12 else 3))
+        right.set_xticks(range(0, most, 1 if most <= 12 else 3))
         highest = max(max(share.share_S.max(), share.at_end[1].max()) for share in shares.values())
         # One scale for both panels. The lower bound keeps the axis from collapsing where nothing was masked.
         for panel in (left, right):

@@ -1,6 +1,6 @@
 """The numbers of a report on head ablation, as plain values for JSON.
 
-Layers and heads are counted from 1. A change is the loss without a head minus the loss with all heads. Intervals are
+A change is the loss without a head minus the loss with all heads. Intervals are
 None for fewer texts than `choosing.FEWEST_DOCUMENTS`, of which a bootstrap would give too narrow intervals.
 
 Shape letters: N layers, H heads, R resamples, I ends of an interval.
@@ -57,13 +57,10 @@ class Summary:
         return self.ablated.assignment.patterns(*self.change_NH.shape)
 
     def head(self, layer: int, head: int) -> dict[str, Any]:
-        """Return a dict with the change of the loss without a head, its interval, and its rank (1: largest rise).
-
-        layer, head: counted from 0; in the result they are counted from 1.
-        """
+        """Return a dict with the change of the loss without a head, its interval, and its rank (1: largest rise)."""
         change, ends = float(self.change_NH[layer, head]), self.intervals_INH
         return {
-            "head": [layer + 1, head + 1],
+            "head": [layer, head],
             "pattern": self.patterns_NH[layer, head],
             "change": change,
             "low": None if ends is None else float(ends[0, layer, head]),
@@ -178,4 +175,4 @@ def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping
                     if chosen is not None and chosen["head"] is not None:
                         layer, head = chosen["head"]
                         place = {"probe": probe, "mode": mode, "arm": arm, "model": number}
-                        yield place | {"score": chosen["test"]["mean"]} | summary.head(layer - 1, head - 1)
+                        yield place | {"score": chosen["test"]["mean"]} | summary.head(layer, head)
