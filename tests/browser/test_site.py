@@ -153,6 +153,6 @@ def test_the_first_page_fits_a_screen_and_shows_the_viewer_below(address, browse
         browser.run("document.querySelector('iframe').scrollIntoView()")
         browser.driver.switch_to.frame(browser.driver.find_element("css selector", "iframe"))
         browser.wait("document.documentElement.dataset.drawn", "the viewer to be drawn")
-        assert "We will rebuild our roads" in browser.run("return document.body.textContent")
+        assert "ag, step 1,100: 8 layers of 6 heads" in browser.run("return document.body.innerText")
     finally:
         browser.driver.switch_to.default_content()
