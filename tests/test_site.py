@@ -204,13 +204,14 @@ def test_built_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(
             count += 1
             target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
             assert target.exists(), (path.name, link)
+            assert target.suffix not in (".md", ".ipynb"), f"{path.name}: {link} leads to the source of a page"
             if parts.fragment and target in built:
                 assert urllib.parse.unquote(parts.fragment) in built[target].anchors, (path.name, link)
     assert len(built) > 30 and count > 1000
     for path in BUILT.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
     assert not list(BUILT.rglob("*mathjax*"))
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):  # were executed
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):  # have their outputs
         text = (BUILT / links.GENERATED / "notebooks" / f"{notebook.stem}.html").read_text()
         code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
         assert text.count('class="cell_output') >= len(code) // 2 and "Traceback (most recent" not in text
