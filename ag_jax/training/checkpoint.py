@@ -393,8 +393,8 @@ def steps_in(directory: epath.Path) -> list[int]:
     """Return the steps that have a folder or a file of weights in a directory of checkpoints, also damaged ones."""
     if not directory.exists():
         return []
-    folders = {int(path.name) for path in directory.iterdir() if path.name.isdigit()}
-    return sorted({*folders, *weights.steps_in(directory)})
+    names = {path.name.removesuffix(weights.SUFFIX) for path in directory.iterdir()}
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
