@@ -52,7 +52,7 @@ html_search_scorer = str(pathlib.Path(__file__).parent / "site_builder" / "score
 html_show_sphinx = False
 highlight_language = "text"
 copybutton_selector = (
-    ":is(.highlight-bash, .highlight-python, .highlight-ipython3, .highlight-bibtex, .highlight-yaml) pre"
+    ":is(.highlight-bash, [class*=highlight-py], .highlight-ipython3, .highlight-bibtex, .highlight-yaml) pre"
 )
 pygments_style = "a11y-high-contrast-light"  # of accessible-pygments, which Furo needs
 pygments_dark_style = "a11y-high-contrast-dark"
