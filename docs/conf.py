@@ -1,13 +1,11 @@
 """Configuration of Sphinx for the documentation site; `bash launch/docs.sh` builds it."""
 
-import hashlib
 import importlib.metadata
 import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train small models
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 project = "ag_jax"
@@ -16,7 +14,7 @@ author = "the authors of ag_jax"
 copyright = f"{author}. Licence: Apache-2.0"
 release = version = importlib.metadata.version("ag_jax")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "site_builder"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "site_builder"]
 exclude_patterns = ["site_builder", "search.md"]  # site_builder/links.py, OTHERS
 nitpicky = True
 # Inventories of other projects cannot be read without a network. Types of arguments that the page of the API does not
@@ -30,21 +28,12 @@ nitpick_ignore_regex = [
     ("py:class", r"ag_jax\..*"),
 ]
 
-myst_enable_extensions = ["deflist", "colon_fence"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # sections of README.md that begin at level 3
 
-# A notebook is executed again if its code or the program has changed.
-_package = pathlib.Path(__file__).resolve().parent.parent / "ag_jax"
-_program = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_package.rglob("*.py")))).hexdigest()
-nb_execution_mode = "cache"
-nb_execution_cache_path = f"../build/notebooks/{_program[:16]}"
-nb_execution_in_temp = True
-nb_execution_timeout = 1800  # seconds for a cell, on a busy machine; launch/docs.sh names the way round
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_mode = "off"  # notebooks/execute.py stores their outputs
 nb_merge_streams = True
-nb_output_stderr = "remove"
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
@@ -54,11 +43,16 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = "ag_jax"
+html_favicon = "site_builder/static/favicon.svg"  # the target of [Next]
 html_static_path = ["site_builder/static"]
 html_css_files = ["site.css"]
 html_js_files = ["accessible.js"]
 html_copy_source = False
+html_search_scorer = str(pathlib.Path(__file__).parent / "site_builder" / "scorer.js")
 html_show_sphinx = False
 highlight_language = "text"
+copybutton_selector = (
+    ":is(.highlight-bash, [class*=highlight-py], .highlight-ipython3, .highlight-bibtex, .highlight-yaml) pre"
+)
 pygments_style = "a11y-high-contrast-light"  # of accessible-pygments, which Furo needs
 pygments_dark_style = "a11y-high-contrast-dark"

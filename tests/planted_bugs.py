@@ -1230,6 +1230,20 @@ BUGS = (
         "tests/test_api.py",
     ),
     Bug(
+        "weights that were changed on the disk are opened",
+        "ag_jax/training/weights.py",
+        "if _digest(arrays, text) != digest:",
+        "if digest != digest:",
+        "tests/training/test_weights.py",
+    ),
+    Bug(
+        "the masses of Python's attention are those of chance",
+        "ag_jax/api/attention.py",
+        "name: target.mass_NH for",
+        "name: target.chance_N for",
+        "tests/test_api.py",
+    ),
+    Bug(
         "a setting that is computed from another keeps its value when a flag changes the other",
         "ag_jax/settings/schema.py",
         "section[name].set(value, type_safe=False)",

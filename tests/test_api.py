@@ -1,5 +1,6 @@
 """The functions of `import ag_jax`: data in memory, resumption, interruption, and models as arrays and functions."""
 
+import dataclasses
 import functools
 import html
 import itertools
@@ -27,10 +28,11 @@ from ag_jax.analysis import maps
 from ag_jax.api import finetuning, pretraining, texts
 from ag_jax.distributed import terminal
 from ag_jax.finetuning.task_training import make_head
-from ag_jax.interop import exporting, finetuned
+from ag_jax.interop import exporting, finetuned, weights_export
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
+from ag_jax.training.checkpoint import Checkpoints, saved_metrics
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.progress import ProgressLine
 from tests import tiny
@@ -277,6 +279,32 @@ def test_attention_is_that_of_the_maps_and_its_words_are_those_of_the_text(run, 
         assert first >= before and not opened.tokenizer.decode(expected.ids_L[before:first]).strip()
     assert attention.decoder is None and attention.save(tmp_path / "page.html").exists()
     assert "<iframe" in attention._repr_html_() and len(repr(attention)) < 500
+    assert attention.guided.tolist() == [["next", "prev", "first", None]] * 2
+    following = np.diagonal(attention.weights, 1, -2, -1).mean(-1)
+    np.testing.assert_allclose(attention.masses["next"], following, atol=1e-6)
+    assert np.isnan(attention.masses["period"]).all()  # the text has no full stop
+    assert attention.targets["next"][3].tolist() == np.eye(keys)[4].tolist() and attention.attacked is None
+
+
+def test_a_copy_with_weights_alone_is_opened_like_its_run(run, tmp_path):
+    """At its milestones, with rounded weights and nothing else changed; no training goes on from there."""
+    written = weights_export.convert(run.workdir, None, tmp_path / "copy", "float16")
+    assert written.steps == (0, 1, 8) and run.model.steps == (0, 1, 4, 8)
+    assert written.size < 100_000 + 3 * 2 * sum(leaf.size for leaf in jax.tree.leaves(run.model.params))
+    model = ag_jax.load(tmp_path / "copy", step=1)
+    assert model.steps == (0, 1, 8) and model.tokenizer.fingerprint() == run.model.tokenizer.fingerprint()
+    jax.tree.map(
+        lambda copied, leaf: np.testing.assert_array_equal(copied, leaf.astype(np.float16).astype(np.float32)),
+        model.params,
+        ag_jax.load(run.workdir, step=1).params,
+    )
+    seen, start = model.attention("We will."), ag_jax.load(tmp_path / "copy", step=0).attention("We will.")
+    assert [view.name for view in seen.view(start).views] == [f"{tmp_path.name}/copy, step {step}" for step in (1, 0)]
+    with pytest.raises(ValueError, match="same text"):
+        seen.view(dataclasses.replace(start, text="We"))
+    assert saved_metrics(epath.Path(tmp_path / "copy")) == run.metrics
+    with pytest.raises(ValueError, match="without the optimizer's state.*initial_weights"):
+        Checkpoints(epath.Path(tmp_path / "copy" / "checkpoints"), read_only=True).restore(8, None)
 
 
 def test_apply_is_the_model_itself(run):

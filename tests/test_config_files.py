@@ -245,6 +245,7 @@ def test_flags_are_read_as_the_values_that_they_were_made_of():
         (["evaluate", "--workdir=w", "--step=bets"], "--step must be .*did you mean 'best'"),
         (["evaluate", "--workdir=w", "--workdir=v"], "--workdir .*once"),
         (["evaluate", "--workdir=w", "--config=probe:checkpoint=c", "--step=best"], "--config.step=N"),
+        (["export", "--workdir=w", "--to=t", "--format=run", "--push=me"], "--push applies to Hugging Face models"),
         (["inspect", "--workdir=w", "--coordinator=x:1"], "no flag --coordinator, which only train, .* read"),
         (["train", "--config=quickstart", "--workdir=w", "--join_timeout=0"], "--join_timeout must be .*at least 1"),
         (["plan", "--config=quickstart", "--topology=v4-8", "--price=-1"], "--price must be .*at least 0"),

@@ -37,6 +37,7 @@ from tests.probing import trained_models
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+EXAMPLE = ROOT / "examples" / "quickstart" / "README.md"
 ONLY_ON_THE_SITE = {"index.md"}  # lists the pages of the site
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")  # without those to other places, which have a colon
@@ -67,7 +68,8 @@ def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
 
 
 def test_links_lead_somewhere():
-    assert [(page.name, target) for page in PAGES for target in targets(page) if not target.exists()] == []
+    pages = [*PAGES, EXAMPLE]
+    assert [(page.name, target) for page in pages for target in targets(page) if not target.exists()] == []
 
 
 def anchors(page):
@@ -222,6 +224,7 @@ def of_config(name: str) -> list[list[str]]:
 
 
 OF_PAGES = {page.name: in_blocks(page.read_text()) for page in PAGES}
+OF_PAGES["examples"] = in_blocks(EXAMPLE.read_text())
 # In sentences of other pages, commands lack arguments that their configs need.
 OF_CONFIGS = {name: of_config(name) for name in test_configs.ALL}
 OF_CONFIGS["records"] = in_sentences("\n".join(page.read_text() for page in PAGES if "reproduction" in page.name))

@@ -134,9 +134,9 @@ def drawn(monkeypatch):
     """A list to which `inspect` appends (maps, layers, heads) of the figures of each kind, which it does not draw."""
     recorded = []
 
-    def save(maps, assignment, special, folder, step, layers=None, heads=()):
+    def save(maps, assignment, special, folder, step, layers, heads, text):
         recorded.append((maps, layers, heads))
-        name = f"{maps.kind}{plots.file_suffix(step, maps.without)}.png"
+        name = f"{maps.kind}{plots.file_suffix(step, maps.without, text)}.png"
         (folder / name).write_bytes(b"\x89PNG")
         return [folder / name]
 
@@ -202,7 +202,9 @@ def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, m
     said, warned, paths = inspect(places / "hf", capsys)
     assert "for 22 tokens\n" in said and "cannot write" not in warned
     assert sorted(places.joinpath("hf").iterdir()) == before
-    assert paths == [tmp_path / f"ag-jax-output/hf/figures/attention_{of}.png" for of in ("overview", "heads", "mass")]
+    (suffix,) = {path.stem.partition("_we_build_")[2] for path in paths}
+    names = [f"attention_{of}_we_build_{suffix}.png" for of in ("overview", "heads", "mass")]
+    assert suffix and paths == [tmp_path / "ag-jax-output/hf/figures" / name for name in names]
 
 
 def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_path, capsys):
@@ -213,8 +215,8 @@ def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_p
     words = len(TOKENIZER.encode("we build the union"))
     assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
     guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
-    numbers = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
-    assert guided == [1, 1, 1] and numbers == [["head", "0"], ["heads", "0-1"], ["head", "0"]]
+    numbers = [line.split()[1] for line in said.splitlines() if re.match(" *head ", line)]
+    assert guided == [1, 1, 1] and numbers == ["0", "0-1", "0"]
     assert [(one.kind, layers, chosen) for one, layers, chosen in drawn] == [
         (kind, None, ()) for kind in ("encoder", "decoder", "cross")
     ]
@@ -263,7 +265,7 @@ def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, drawn, capsys):
     given = {"target": "we build the union", "without": ["1.0", " 1.0"]}
     said, _, paths = inspect(places / "translation", capsys, **given)
     assert said.count("output of head 1.0 of the encoder zeroed") == 3
-    assert paths[0].name == "encoder_step0_without1.0.png"
+    assert re.fullmatch("encoder_step0_we_build_strong_[0-9a-f]{4}_without1.0.png", paths[0].name)
     params = jax.tree.map(np.array, opened.translator.params)
     settings = (opened.tokenizer, TEXT, "we build the union", opened.length)
     whole = pairs.pair_maps(opened.translator.model, params, *settings)
@@ -348,26 +350,30 @@ def test_names_of_figures_are_short_and_distinct():
     many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
     names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
     assert names[:2] == ["_step100", "_step100_without2.1"] and plots.file_suffix(None, ()) == ""
-    assert len(set(names)) == 4 and max(map(len, names)) < 60
+    names += [plots.file_suffix(100, (), text) for text in ("We build.", "We build, now.", "道", "路", "x" * 99)]
+    assert len(set(names)) == 9 and max(map(len, names)) < 60 and re.fullmatch("[a-z0-9_.]+", "".join(names))
 
 
 def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
-    shown, patterns = [], []
+    shown, drawn = [], []
     monkeypatch.setattr(plots, "mean_figure", lambda maps, path, *given: shown.append(maps) or path)
     monkeypatch.setattr(
-        plots, "pattern_figure", lambda tokens, targets, path, text: patterns.append([*targets]) or path
+        plots,
+        "training_figure",
+        lambda stages, *given: drawn.extend((name, of.names) for name, _, of in stages) or given[-1],
     )
-    for name in ("loss_curves", "mass_curves", "map_figure"):
+    for name in ("loss_curves", "mass_curves"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
     with_configs = {arm: (place, run_directory.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
-    *_, drawn, page = comparison._figures(
+    sections = comparison._figures(
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
     )
-    assert patterns == [["next"]]  # that guides heads of the encoder
-    assert drawn.path == "figures/cross_attention.png" and page.path == "figures/maps.html"
-    assert [view["name"] for view in views_of(tmp_path / page.path)] == ["base, step 0", "ag, step 0"]
+    assert drawn == [("base, step 0", ("next",)), ("ag, step 0", ("next",))]  # heads of the encoder
+    page, *_, cross = sections["Attention"]
+    assert cross.path == "figures/cross_attention.png" and page.startswith("[figures/maps.html](figures/maps.html)")
+    assert [view["name"] for view in views_of(tmp_path / "figures" / "maps.html")] == ["base, step 0", "ag, step 0"]
     (maps,) = shown
     own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
     tokens = TOKENIZER.tokens(TOKENIZER.encode(own)[:15])
@@ -401,7 +407,7 @@ def test_attention_under_an_attack_on_embeddings(places, drawn, tmp_path, capsys
     """The run's loss needs masked tokens; both figures and a page are made."""
     place = attack_run(places, tmp_path / "run", "freelb")
     said, _, paths = inspect(place, capsys)
-    assert paths[-1].name == "attention_attacked_step0.png"
+    assert paths[-1].name.startswith("attention_attacked_step0_we_build_strong_")
     _, table = said.split("Attack freelb: ")
     found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(0|1|mean) ", line)}
     assert found.keys() == {"0", "1", "mean"} and 0 < found["mean"] < 1

@@ -48,8 +48,9 @@ def leaves(kind, path=""):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_page_of_settings_has_every_field_with_meaning_and_default(kind, generated):
-    text = generated[f"settings_{pages.SETTINGS[KINDS[kind][0]]}"]
-    found = re.findall(r"^`([\w.]+)`\n: (.+)(?:\\|\n)\n?  \*.+; default\* `(.+)`$", text, re.M)
+    page = pages.SETTINGS[KINDS[kind][0]]
+    described = rf"^```{{{pages.DIRECTIVES[page]}}} ([\w.]+)\n(.+)\\\n\*.+; default\* `(.+)`$"
+    found = re.findall(described, generated[f"settings_{page}"], re.M)
     assert len(found) > 15 and sorted(name for name, _, _ in found) == sorted(leaves(kind))
     shown = {name: default for name, _, default in found}
     for name, value in schema.flat(schema.default(kind).to_dict()).items():
@@ -91,7 +92,7 @@ def test_configs_and_records_are_on_their_pages(generated):
     assert {values: papers._spread(values) for values in shown} == shown
 
 
-def test_the_python_page_has_what_the_documentation_imports():
+def test_the_pages_of_the_python_api_have_what_the_documentation_imports():
     documented = {(module, name) for _, _, module, names in api.PUBLIC for name in names}
     modules = {module for _, _, module, _ in api.PUBLIC}
     code = "\n".join(code for page in PAGES for code in PYTHON.findall(page.read_text()))
@@ -99,7 +100,7 @@ def test_the_python_page_has_what_the_documentation_imports():
         for name in names.split(", "):
             name = name.partition(" as ")[0]
             is_module = f"{module}.{name}" in modules
-            assert is_module or module in modules, f"{module} is not on the page of the Python API"
+            assert is_module or module in modules, f"{module} is on no page of the Python API"
             is_shown = (module, name) in documented or is_module
             assert is_shown or not next(names for _, _, of, names in api.PUBLIC if of == module), (module, name)
 
@@ -122,6 +123,11 @@ def test_links_of_pages_and_notebooks():
     folder = DOCS / "site" / "notebooks"
     found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
     assert found == [{"cell_type": "markdown", "source": "see [b](../../runs.md#buckets)"}, cells[1]]
+    still, page = {"metadata": {"still": True}, "data": {"image/png": ""}}, {"data": {"text/html": ""}}
+    outputs = [[still, page], [still], [page, {"name": "stdout"}]]
+    cells = [{"cell_type": "code", "outputs": of_cell} for of_cell in outputs]
+    found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
+    assert [cell["outputs"] for cell in found] == [[page], *outputs[1:]]
     site = dataclasses.replace(SITE, address="https://host/o/ag_jax/blob/main/")
     text, root = "[`a`](../configs/quickstart.py) [all](../benchmarks/results/)", "https://host/o/ag_jax/blob/main"
     shown = f"[`a`]({root}/configs/quickstart.py) [all]({root}/benchmarks/results)"
@@ -132,9 +138,9 @@ def test_links_of_pages_and_notebooks():
 
 
 def test_docstrings_as_restructured_text_and_as_markdown():
-    text = "Sum of *a*.\n\nrate, x: one `b`\n    more.\nother: no entry\n\n    code(1)\n\nend_"
+    text = "Sum of *a* * b.\n\nrate, x: one `b`\n    more.\nother: no entry\n\n    code(1)\n\nend_"
     assert "\n".join(docstrings.to_rest(text.split("\n"), {"rate", "x"})) == (
-        "Sum of \\*a\\*.\n\n\n``rate``, ``x``\n    one ``b``\n    more.\n\nother: no entry\n\n\n"
+        "Sum of *a* \\* b.\n\n\n``rate``, ``x``\n    one ``b``\n    more.\n\nother: no entry\n\n\n"
         ".. code-block:: python\n\n    code(1)\n\n\nend\\_"
     )
     text = "A <b> of *c* and `d_*`.\n\n    ag-jax train \\\n        --x\n\n    a  b\n"
@@ -165,7 +171,28 @@ class Page(html.parser.HTMLParser):
             self.loaded += Page(found["srcdoc"]).loaded
 
 
-@pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the site is not built: bash launch/docs.sh")
+IF_BUILT = pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="the site is not built: bash launch/docs.sh")
+
+
+@IF_BUILT
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_search_knows_every_setting_by_its_name(kind):
+    """tests/browser/test_site.py searches for some of them."""
+    name = pages.SETTINGS[KINDS[kind][0]]
+    directive, page = pages.DIRECTIVES[name], f"{links.GENERATED}/settings_{name}"
+    index = json.loads((BUILT / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    found = {}
+    for prefix, entries in index["objects"].items():
+        for document, _, _, anchor, last in entries:
+            if index["docnames"][document] == page:
+                setting = f"{prefix}.{last}".removeprefix(".")
+                found[setting] = f"{directive}-{setting}" if anchor == "-" else anchor
+    assert found.keys() == set(leaves(kind))
+    assert set(found.values()) <= Page((BUILT / f"{page}.html").read_text()).anchors
+    assert all(anchor.startswith(directive) for anchor in found.values())
+
+
+@IF_BUILT
 def test_built_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere():
     built, count = {path: Page(path.read_text()) for path in BUILT.rglob("*.html")}, 0
     for path, page in built.items():
@@ -177,13 +204,14 @@ def test_built_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(
             count += 1
             target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
             assert target.exists(), (path.name, link)
+            assert target.suffix not in (".md", ".ipynb"), f"{path.name}: {link} leads to the source of a page"
             if parts.fragment and target in built:
                 assert urllib.parse.unquote(parts.fragment) in built[target].anchors, (path.name, link)
     assert len(built) > 30 and count > 1000
     for path in BUILT.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path
     assert not list(BUILT.rglob("*mathjax*"))
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):  # were executed
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):  # have their outputs
         text = (BUILT / links.GENERATED / "notebooks" / f"{notebook.stem}.html").read_text()
         code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
         assert text.count('class="cell_output') >= len(code) // 2 and "Traceback (most recent" not in text

@@ -17,6 +17,7 @@ from ag_jax.analysis.report import DASH, Figure, Section, percent, table_of_laye
 from ag_jax.analysis.tables import Table
 
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
+MASKED = "What was masked"  # title of a section of reports
 END = 0.2  # fraction at the end of training over which the masked share is averaged
 
 
@@ -108,7 +109,7 @@ def masked_section(header: Sequence[str], shares: Mapping[Any, MaskedShare], *fi
         "the last fifth of training, or of the last row if none does. "
         "Where an adversary masks more, the model is more vulnerable."
     )
-    return Section("What was masked", [explained, table_of_layers([*header, "Steps"], rows), *figures])
+    return Section(MASKED, [explained, table_of_layers([*header, "Steps"], rows), *figures])
 
 
 @dataclasses.dataclass(frozen=True)

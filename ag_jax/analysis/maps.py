@@ -44,39 +44,46 @@ from ag_jax.viewer.page import Target, View
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
 MOST_NAMED = 12  # heads that a title names
+CLEAR = 0.2  # share of the way from chance to 1 from which on a free head is said to follow a pattern
+MEANINGS = {  # at what each built-in pattern points
+    "next": "the following token",
+    "prev": "the token before",
+    "first": "the first token of the text",
+    "delim": "the tokens at the borders of the text",
+    "period": "the full stops",
+    "same": "the token itself",
+    "diagonal": "the token at the same place of the source",
+}
 Kind = Literal["encoder", "decoder", "cross"]
 
 
 @dataclasses.dataclass(frozen=True)
 class KindOfAttention:
-    """Title, caption and possible patterns of a kind of attention: encoder, decoder or cross-attention.
+    """Title, axes and possible patterns of a kind of attention: encoder, decoder or cross-attention.
 
     title: its name.
-    caption: what a row and a column of its maps are.
+    row, column: what a row and a column of its maps are.
     patterns: the built-in patterns that its heads can follow.
     """
 
     title: str
-    caption: str
+    row: str
+    column: str
     patterns: tuple[str, ...]
 
 
 KINDS: dict[Kind, KindOfAttention] = {
-    "encoder": KindOfAttention(
-        "Encoder",
-        "row: the token that looks, column: the token looked at",
-        tuple(PATTERNS),
-    ),
+    "encoder": KindOfAttention("Encoder", "token that looks", "token looked at", tuple(PATTERNS)),
     "decoder": KindOfAttention(
         "Decoder",
-        "row: the token that looks, which the decoder reads before it predicts the next one\n"
-        "column: the token looked at, the same or an earlier one",
+        "token that looks, before the next one is predicted",
+        "token looked at, the same or an earlier one",
         tuple(name for name in PATTERNS if name != "next"),
     ),
     "cross": KindOfAttention(
         "Cross-attention",
-        "row: the token that looks, which the decoder reads before it predicts the next one\n"
-        "column: the token of the source looked at",
+        "token of the translation that looks",
+        "token of the source looked at",
         ("first", "delim", "period", "diagonal"),
     ),
 }
@@ -150,20 +157,22 @@ class AttentionMaps:
         return f"{count} of {count + self.left_out} tokens" if self.left_out else ""
 
     @property
-    def caption(self) -> tuple[str, ...]:
-        """Lines for a figure of these maps: their kind and model, the text, and what a row and a column are."""
+    def caption(self) -> tuple[str, str]:
+        """Two lines for a figure of these maps: their kind and model, and the text."""
         model = f": {self.model}" if self.model else ""
-        return f"{self.title}{model}", self.sentence, KINDS[self.kind].caption
+        return f"{self.title}{model}", self.sentence
 
     @property
     def row_tokens(self) -> tuple[str, ...]:
         """Readable pieces of the tokens that attend, the rows of a map."""
         return self.tokens if self.query_tokens is None else self.query_tokens
 
-    @property
-    def unguided(self) -> str:
-        """The word for unguided heads in tables and figures: `fixed` if attention is hard-coded, otherwise `free`."""
-        return "fixed" if self.is_fixed else "free"
+    def unguided(self, assignment: Assignment) -> str:
+        """Return the word for the heads that `assignment` does not guide; "" if it guides no head.
+
+        It is `free`, or `fixed` if attention is hard-coded.
+        """
+        return "fixed" if self.is_fixed else "free" if assignment.counts else ""
 
     def view(
         self,
@@ -493,6 +502,11 @@ def strongest_pattern(
     return np.array(list(by_name), object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
 
 
+def is_clear(mass: float | np.ndarray, chance: float | np.ndarray) -> Any:
+    """Return whether an attention mass is clearly above chance: by `CLEAR` of the way from chance to 1."""
+    return mass >= chance + CLEAR * (1 - chance)
+
+
 def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
     """Return the patterns to measure: built-in ones for this kind of attention, then others that guide heads."""
     return list(dict.fromkeys([*KINDS[maps.kind].patterns, *assignment.names]))
@@ -511,13 +525,15 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     layers, heads = maps.weights_NHQK.shape[:2]
     owners_NH, is_guided_NH = assignment.patterns(layers, heads), assignment.is_guided(layers, heads)
     columns = [(name, owners_NH == name, "guided") for name in assignment.names]
-    columns += [(name, ~is_guided_NH, maps.unguided) for name in masses if not is_guided_NH.all()]
+    columns += [(name, ~is_guided_NH, maps.unguided(assignment)) for name in masses if not is_guided_NH.all()]
     # A column's header names its heads in the first layer that has any; guided layers come first.
     order = sorted(range(layers), key=lambda layer: not is_guided_NH[layer].any())
-    header = ["\n\nlayer"]
+    header = ["\nhead\nlayer"]
     for name, members_NH, kind in columns:
         members = next(np.flatnonzero(members_NH[layer]) for layer in order if members_NH[layer].any())
-        header.append(f"{kind}\n{title(name)}\n{_span(members)}")
+        header.append(f"{kind}\n{_span(members)}\n{title(name)[1:-1]}")
+    if not any(kind for *_, kind in columns):
+        header = [name.removeprefix("\n") for name in header]
     rows = []
     for layer in range(layers):
         cells = [
@@ -539,7 +555,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     lines = [f"{maps.title}: attention mass on the patterns' targets, for {size}{more}"]
     lines.append(Table(header, [*rows, *chance]).terminal(totals=len(chance)))
     if assignment.where:
-        lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
+        lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided(assignment)}"]
     local = [str(layer) for layer in range(layers) if windows[layer] is not None]
     if local:
         word = "layers" if len(local) > 1 else "layer"
@@ -562,8 +578,8 @@ def chance_labels(windows: Sequence[int | None]) -> dict[int | None, str]:
 
 
 def _span(heads: Sequence[int] | np.ndarray) -> str:
-    """Return a range of heads as text, such as `head 2` or `heads 3-6`."""
-    return f"head {heads[0]}" if len(heads) == 1 else f"heads {heads[0]}-{heads[-1]}"
+    """Return a range of heads as text, such as `2` or `3-6`."""
+    return str(heads[0]) if len(heads) == 1 else f"{heads[0]}-{heads[-1]}"
 
 
 def _number(value: float) -> str:

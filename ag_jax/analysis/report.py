@@ -6,6 +6,7 @@ arms (variants) over seeds, the settings in which arms differ, and the formats o
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,9 +68,9 @@ class Report:
     """The report of an experiment, which is written as Markdown, and its numbers, which are written as JSON.
 
     title: its heading.
-    command: the command that makes this report again.
+    command: the command that makes this report again, which stands at its end.
     content: its numbers as JSON values. Command and title are stored with them, unless they have another `title`.
-    sections: what the report shows of the numbers.
+    sections: what the report shows of the numbers; the first one has no title and says the result.
     warnings: sentences, without their full stops, that stand above all sections.
     """
 
@@ -79,10 +80,15 @@ class Report:
     sections: Sequence[Section]
     warnings: Sequence[str] = ()
 
-    def markdown(self) -> str:
-        """Return the report in Markdown."""
-        first = [f"# {self.title}", f"`{self.command}`", *(f"**{warning}.**" for warning in self.warnings)]
-        return "\n\n".join([*first, *(one.markdown() for one in self.sections if any(one.blocks))]) + "\n"
+    def markdown(self, numbers: str = "report.json") -> str:
+        """Return the report in Markdown, with paths below the working directory relative to it.
+
+        numbers: name of the file of its numbers, which the last line names.
+        """
+        first = [f"# {self.title}", *(f"**{warning}.**" for warning in self.warnings)]
+        last = f"---\n\nMade by `{self.command}`; all numbers are in [{numbers}]({numbers})."
+        text = "\n\n".join([*first, *(one.markdown() for one in self.sections if any(one.blocks)), last]) + "\n"
+        return text if (here := os.getcwd()) == os.sep else text.replace(f"{here}{os.sep}", "")
 
     def write(self, workdir: epath.Path, numbers: str = "report.json") -> epath.Path:
         """Write the numbers as JSON and then `report.md`; return the path of `report.md`.
@@ -91,7 +97,7 @@ class Report:
         """
         content = {"title": self.title, "command": self.command, **self.content}
         storage.write_whole(workdir / numbers, json.dumps(content, indent=2) + "\n")
-        storage.write_whole(workdir / "report.md", self.markdown())
+        storage.write_whole(workdir / "report.md", self.markdown(numbers))
         return workdir / "report.md"
 
 
@@ -175,7 +181,7 @@ def table_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str], S
 
 
 def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] = {}) -> Section:
-    """Return the section with the settings in which arms differ.
+    """Return the section with the settings in which arms differ; without blocks if there is only one arm.
 
     arms: the flat settings of each arm, by name, without those that have no effect there.
     defaults: flat settings; one that only some arms have is left out if it is at its default there.
@@ -185,4 +191,5 @@ def settings_section(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[st
     at_default = {key: {repr(DASH), repr(defaults.get(key, DASH))} for key in names}
     keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
     rows = [[f"`{key}`", *(schema.shown(arm.get(key, DASH)) for arm in arms.values())] for key in keys]
-    return Section("What differs between the arms", [Table(["Setting", *arms], rows) if rows else "Nothing."])
+    blocks: list[Block] = [Table(["Setting", *arms], rows)] if rows else ["The arms have the same settings."]
+    return Section("What differs between the arms", blocks if len(arms) > 1 else [])

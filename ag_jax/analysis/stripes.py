@@ -136,16 +136,22 @@ def shares_of_maps(attention: AttentionMaps) -> Shares:
 def shares_table(attention: AttentionMaps) -> str:
     """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
 
-    The last row has the shares of uniform attention. If some layers see only a window, there is such a row for each
-    width of the window, with the width in its name.
+    The share on the first token is left out: the table of patterns has one that counts the diagonal, too. The last row
+    has the shares of uniform attention. If some layers see only a window, there is such a row for each width of the
+    window, with the width in its name.
     """
     by_layer, tokens = shares_of_maps(attention), len(attention.tokens)
     labels, count = chance_labels(attention.window_of_layer), stripe_count(tokens)
     chance = uniform_shares(tokens, tuple(labels))
-    rows = [[str(layer), *(f"{value:.2f}" for value in of)] for layer, of in enumerate(zip(*by_layer, strict=True))]
-    rows += [[label, *(f"{values[row]:.2f}" for values in chance)] for row, label in enumerate(labels.values())]
-    columns = "column" if count == 1 else f"{count} columns"
+    shown = [name for name in LABELS if name != "first"]
+    columns = [getattr(by_layer, name) for name in shown]
+    rows = [[str(layer), *(f"{value:.2f}" for value in of)] for layer, of in enumerate(zip(*columns, strict=True))]
+    rows += [
+        [label, *(f"{getattr(chance, name)[row]:.2f}" for name in shown)] for row, label in enumerate(labels.values())
+    ]
+    heaviest = "column" if count == 1 else f"{count} columns"
+    header = ["layer", *(LABELS[name] for name in shown)]
     return (
-        f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "
-        f"heads\n{Table(['layer', *LABELS.values()], rows).terminal(totals=len(labels))}"
+        f"Encoder: attention on the diagonal and on stripes (the heaviest {heaviest}), mean over heads\n"
+        f"{Table(header, rows).terminal(totals=len(labels))}"
     )

@@ -8,12 +8,14 @@ import webbrowser
 import numpy as np
 from etils import epath
 
+from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.maps import AttentionMaps, Heads
 from ag_jax.distributed import terminal
 from ag_jax.inspection import pages
 from ag_jax.inspection.looking import look
 from ag_jax.interop.opening import Inspected
 from ag_jax.viewer.notebook import NotebookView
+from ag_jax.viewer.page import View
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -24,13 +26,17 @@ class Attention:
     maps: the weights with their tokens.
     decoder: of a model that translates, the decoder's attention to the translation; else None.
     cross: of a model that translates, the attention of the translation (queries) to the text (keys); else None.
+    attacked: of a model that was trained against an attack, the maps without and with it, how far each layer changes,
+        and the masked pairs of tokens; else None.
     """
 
     text: str
     maps: AttentionMaps
-    _view: NotebookView
+    _page: NotebookView
+    _view: View
     decoder: "Attention | None" = None
     cross: "Attention | None" = None
+    attacked: AttackedText | None = None
 
     @property
     def weights(self) -> np.ndarray:
@@ -48,6 +54,39 @@ class Attention:
         return self.maps.row_tokens
 
     @property
+    def guided(self) -> np.ndarray:
+        """The pattern that guides each head, such as "next", and None for free heads: [layers, heads]."""
+        return np.array(self._view.guided, object)
+
+    @property
+    def masses(self) -> dict[str, np.ndarray]:
+        """The share of each head's attention on the target of each pattern, {pattern: [layers, heads]}.
+
+        It is 1 if a head follows the pattern, and NaN if the text has no target of the pattern.
+        """
+        return {name: target.mass_NH for name, target in self._view.targets.items()}
+
+    @property
+    def targets(self) -> dict[str, np.ndarray]:
+        """The attention of a head that follows a pattern, {pattern: [queries, keys]}; rows without target are even."""
+        return {name: target.matrix_QK for name, target in self._view.targets.items()}
+
+    def view(self, *others: "Attention") -> NotebookView:
+        """Return the page of all heads together with other attention to the same text, to compare side by side.
+
+        others: of other models, or of other steps of the same run, through which the page then moves.
+
+        Raises ValueError for attention to another text.
+        """
+        if strange := [other.text for other in others if other.text != self.text]:
+            raise ValueError(f"expected attention to the same text, {self.text!r}, got {strange[0]!r}")
+        views = [view for one in (self, *others) for view in one._page.views]
+        first = next((at for at, view in enumerate(views) if view.model != self._view.model), None)
+        if first is not None:
+            views[first] = dataclasses.replace(views[first], is_compared=True)
+        return dataclasses.replace(self._page, views=views)
+
+    @property
     def words(self) -> tuple[tuple[str, int, int], ...]:
         """The words of the keys: (word, its first token, the token after its last).
 
@@ -59,7 +98,7 @@ class Attention:
 
     def save(self, path: str | os.PathLike) -> epath.Path:
         """Write a web page with all heads, which opens in a browser without a network, and return its path."""
-        return self._view.save(path)
+        return self._page.save(path)
 
     def show(self) -> None:
         """Show the page of all heads: in a notebook as the output of the cell, elsewhere in a browser."""
@@ -77,10 +116,10 @@ class Attention:
         return f"<ag_jax.Attention: {shape}\n {self.maps.sentence}>"
 
     def _repr_html_(self) -> str:
-        return self._view._repr_html_()
+        return self._page._repr_html_()
 
     def _repr_png_(self) -> bytes:
-        return self._view._repr_png_()
+        return self._page._repr_png_()
 
 
 def attention(opened: Inspected, text: str, target: str | None, without: Heads) -> Attention:
@@ -95,9 +134,12 @@ def attention(opened: Inspected, text: str, target: str | None, without: Heads) 
     if strange := [place for place in without if not (0 <= place[0] < layers and 0 <= place[1] < heads)]:
         raise ValueError(f"expected heads (layer, head) from (0, 0) to {(layers - 1, heads - 1)}, got {strange[0]}")
     seen = look(opened, text, target, without)
-    views = pages.views_of(seen, opened.name)
-    page = NotebookView(f"Attention of {opened.name}", views)
-    of_kinds = {maps.kind: maps for maps, _ in seen.shown}
+    views = pages.views_of(seen, opened.place)
+    page = NotebookView(f"Attention of {opened.place}", views)
     keys = {"encoder": text, "decoder": seen.target or "", "cross": text}
-    by_kind = {kind: Attention(keys[kind], maps, page) for kind, maps in of_kinds.items()}
-    return dataclasses.replace(by_kind["encoder"], decoder=by_kind.get("decoder"), cross=by_kind.get("cross"))
+    by_kind = {
+        maps.kind: Attention(keys[maps.kind], maps, page, view)
+        for (maps, _), view in zip(seen.shown, views, strict=False)  # views under attack follow
+    }
+    decoder, cross = by_kind.get("decoder"), by_kind.get("cross")
+    return dataclasses.replace(by_kind["encoder"], decoder=decoder, cross=cross, attacked=seen.attacked)

@@ -104,6 +104,11 @@ class Model:
         return self._opened.tokenizer
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of a run that `load(..., step=N)` opens; none of a model that is no run."""
+        return self._opened.steps if isinstance(self._opened, OpenRun) else ()
+
+    @property
     def params(self) -> dict[str, Any]:
         """The parameters, as nested dicts of arrays: `params["encoder"]`, and the heads."""
         return self._opened.params

@@ -37,7 +37,7 @@ from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, interruption, storage
 from ag_jax.finetuning import contents
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import exporting, hub, importing, milestones
+from ag_jax.interop import exporting, hub, importing, milestones, weights_export
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import arms, finished, run, run_directory, scores, translate, words, workloads
@@ -344,6 +344,11 @@ def _import(verb: Import) -> str:
 
 
 def _export(verb: Export) -> str | None:
+    if verb.format == "run":
+        steps, size = weights_export.convert(_model(verb.workdir), _checkpoint(verb), verb.destination, verb.dtype)
+        named = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+        print(f"the weights of {named} as {verb.dtype}, {size / 1e6:.1f} MB, in {verb.destination}")
+        return _command("inspect", None, f"--workdir={verb.destination}", "--steps=all", "--html")
     if verb.private and verb.push is None:
         raise ValueError("--private is about what --push creates on the Hugging Face hub: give --push=NAME, too")
     stated = Statements(verb.license, tuple(verb.language), tuple(verb.datasets))

@@ -259,9 +259,11 @@ class Import(Verb):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(Verb):
-    """Write a run's checkpoint as a model that transformers opens; push it to the Hugging Face hub.
+    """Write a run's checkpoint as a model that transformers opens, or its milestones as a small run to share.
 
-    destination: directory for the Hugging Face model, which will be created
+    destination: directory for the model, which will be created
+    format: transformers for a Hugging Face model; run for a run directory with the weights of the milestones, without
+        the optimizer's state, which ag_jax opens, but cannot train on
     milestones: export the checkpoints of all training.milestone_words, to chck_1M and so on below --to, and the last to
         main; --push makes them revisions of one repository
     dtype: type of the tensors: float32, bfloat16 or float16
@@ -280,9 +282,11 @@ class Export(Verb):
         "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart --language=en "
         "--license=apache-2.0 --push=quickstart-ag --private",
         "ag-jax export --workdir=runs/babylm/guided-seed0 --to=models/babylm-guided --milestones --language=en",
+        "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=shared/ag --format=run --dtype=float16",
     )
     workdir: str
     destination: str
+    format: Literal["transformers", "run"] = "transformers"
     step: Step = None
     milestones: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -292,6 +296,13 @@ class Export(Verb):
     push: str | None = None
     private: bool = False
     encoder: Literal["model", "generator"] = "model"
+
+    def __post_init__(self):
+        of_transformers = ("milestones", "license", "language", "datasets", "push", "private", "encoder")
+        given = [name for name in of_transformers if getattr(self, name) != getattr(type(self), name)]
+        if self.format == "run" and given:
+            flags = " and ".join(f"--{name}" for name in given)
+            raise ValueError(f"{flags} applies to Hugging Face models, not to --format=run: leave one of them out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

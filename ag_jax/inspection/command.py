@@ -33,7 +33,7 @@ def inspect(
     text: the text, by default `opened.text`.
     target: its translation, by default that of the model with all of its heads, which is printed.
     without: heads of the encoder whose outputs are zeroed, such as `3.2`, head 2 of layer 3. The tables and
-        figures say so, and the figures have other file names.
+        figures say so, and the figures have other file names, as have those of another text.
     page: an interactive page to write in place of the figures.
     chosen: layers or heads of the figure of heads; of each kind of attention those are drawn that it has.
 
@@ -41,6 +41,7 @@ def inspect(
     Hugging Face model or cannot be written. Raises ValueError for a target of a model that does not translate, and for
     a layer or a head that the model does not have.
     """
+    is_own = text in (None, opened.text) and target is None
     text = opened.text if text is None else text
     zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
     seen = look(opened, text, target, zeroed)
@@ -49,7 +50,9 @@ def inspect(
     print("\n\n\n".join(_tables(seen)), flush=True)
     if page is None:
         paths = storage.write_where_possible(
-            lambda place: _draw(seen, place, selections), opened.directory, may_write=opened.is_ours
+            lambda place: _draw(seen, place, selections, "" if is_own else f"{text} {target or ''}".strip()),
+            opened.directory,
+            may_write=opened.is_ours,
         )
     else:
         views = pages.make_views(page, seen, text, zeroed)
@@ -74,14 +77,17 @@ def _tables(seen: Seen) -> list[str]:
     return tables
 
 
-def _draw(seen: Seen, place: epath.Path, selections: Sequence[Selection]) -> list[epath.Path]:
-    """Write the figures of a model's attention to `figures/` in a directory and return their paths."""
+def _draw(seen: Seen, place: epath.Path, selections: Sequence[Selection], text: str) -> list[epath.Path]:
+    """Write the figures of a model's attention to `figures/` in a directory and return their paths.
+
+    text: text for the file names; empty for the model's own.
+    """
     opened, folder = seen.opened, place / "figures"
     folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
     figures = []
     for (attention, assignment), selection in zip(seen.shown, selections, strict=True):
-        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *selection)
+        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *selection, text)
     if seen.attacked is not None:
-        path = folder / f"attention_attacked{plots.file_suffix(opened.step, ())}.png"
+        path = folder / f"attention_attacked{plots.file_suffix(opened.step, (), text)}.png"
         figures.append(plots.attack_figure(seen.attacked.plain, seen.attacked.attacked, opened.assignment, path))
     return figures

@@ -24,7 +24,7 @@ from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.pretraining import text_attack, translate
+from ag_jax.pretraining import corpus, text_attack, translate
 from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
 from ag_jax.pretraining.open_run import OpenRun, open_run
@@ -157,8 +157,12 @@ class Inspected:
     @property
     def name(self) -> str:
         """The last two parts of the directory and the step, for people: `quickstart/ag-seed0, step 1,100`."""
-        directory = "/".join(self.directory.parts[-2:]).lstrip("/")
-        return directory if self.step is None else f"{directory}, step {self.step:,}"
+        return self.place if self.step is None else f"{self.place}, step {self.step:,}"
+
+    @property
+    def place(self) -> str:
+        """The last two parts of the directory, for people."""
+        return "/".join(self.directory.parts[-2:]).lstrip("/")
 
     @property
     def special(self) -> PatternTokens:
@@ -250,7 +254,7 @@ def inspected_model(opened: Opened, directory: epath.PathLike) -> Inspected:
         params=opened.params | opened.adversary_params,
         tokenizer=opened.tokenizer,
         length=opened.length,
-        text=config.inspection.sentence,
+        text=corpus.example(config, directory),
         step=opened.step,
         steps=opened.steps,
         assignment=opened.assignment,

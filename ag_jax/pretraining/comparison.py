@@ -11,17 +11,19 @@ from ag_jax.analysis import attacks, maps, pairs
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import curves, plots
 from ag_jax.analysis.figures.curves import Plateau
-from ag_jax.analysis.report import Figure, Report
+from ag_jax.analysis.report import Block, Figure, Report
 from ag_jax.attention.patterns import PatternTokens
-from ag_jax.data import pipeline
+from ag_jax.data import order, pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.grid import run as grid
 from ag_jax.grid.cells import Stage, Table
 from ag_jax.pretraining import (
+    alpha,
     arms,
     build,
     comparable,
+    findings,
     last_layer,
     report,
     run_directory,
@@ -46,12 +48,13 @@ FIGURES = (  # files that a comparison draws
     "loss_over_*.png",
     "attention_mass.png",
     "masked_share.png",
-    "patterns.png",
-    "maps_layer*_head*.png",
+    "attention_maps.png",
     "last_layer.png",
     "cross_attention.png",
     "maps.html",
+    *("patterns.png", "maps_layer*_head*.png"),  # of an earlier version
 )
+MOST_STAGES = 5  # columns of the figure of attention maps during training
 
 
 def arm_configs(base: Config) -> tuple[dict[tuple[str, int], ExperimentConfig], list[str]]:
@@ -175,7 +178,8 @@ def _report(
         for arm in arm_names
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
-    numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
+    held_out = _held_out(first, corpus)
+    numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus), held_out)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arm_names}
     leaving_steps = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
     figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], leaving_steps))
@@ -186,8 +190,32 @@ def _report(
         by_arm = {arm: [scored[arm, seed] for seed in seeds] for arm in arm_names}
         numbers["translations"] = report.translation_numbers(first.translation, by_arm)
     numbers |= {name: found for name, found in (("overridden", overridden), ("warnings", warnings)) if found}
-    sections, command = report.sections(headline, results, numbers, figures), arms.command("compare", base)
-    return Report(first.title, command, numbers, sections, [*overridden, *warnings]).write(workdir)
+    settings = {arm.name: arm.settings for arm in results}
+    numbers["summary"] = [findings.result(headline, numbers, findings.subjects(settings))]
+    sections = report.sections(headline, results, numbers, _compared(opened, results, corpus), figures)
+    command = arms.command("compare", base)
+    return Report(findings.heading(first), command, numbers, sections, [*overridden, *warnings]).write(workdir)
+
+
+def _held_out(config: ExperimentConfig, corpus: Corpus) -> float:
+    """Return the number of held-out tokens that an evaluation reads, as if they were masked as often as in training."""
+    rows = len(corpus.validation)
+    share = order.once_count(rows, config.data.validation_rows) / rows
+    masking = config.data.masking
+    return len(corpus.validation.tokens) * share * masking.for_evaluation.rate / masking.rate
+
+
+def _compared(
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], results: Sequence[ArmResults], corpus: Corpus
+) -> list[str]:
+    """Return the paragraphs of a report on what was compared: the arms, and facts about text, model and training."""
+    configs = {arm: config for arm, (_, config) in runs.items()}
+    settings, summaries = {arm.name: arm.settings for arm in results}, {arm.name: arm.summaries[0] for arm in results}
+    alphas = {arm: float(alpha.hyperparameters(config, directory).alpha) for arm, (directory, config) in runs.items()}
+    seconds = {arm.name: sum(row["seconds"] for row in arm.metrics[0] if row["split"] == "train") for arm in results}
+    texts = findings.arms_in_words(configs, settings, alphas)
+    lines = [f"**{arm}**: {text}." for arm, text in texts.items()]
+    return ["\n".join(f"* {line}" for line in [*lines, *findings.facts(configs, corpus, summaries, seconds)])]
 
 
 def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:
@@ -222,71 +250,88 @@ def _figures(
     results: list[ArmResults],
     corpus: Corpus,
     plateau: Plateau,
-) -> list[Figure]:
-    """Draw the figures of a comparison's report.
+) -> dict[str, list[Block]]:
+    """Draw the figures of a comparison's report; return them by the title of their section.
 
     runs: directory and config of the run of each arm whose attention maps are drawn.
     plateau: the plateau of the loss, and where the arms left it.
     """
     directory = workdir / "figures"
     directory.mkdir(parents=True, exist_ok=True)
-    series, headline = (
-        {arm.name: arm.metrics for arm in results},
-        workloads.workload_of(next(iter(runs.values()))[1]).primary_metric,
-    )
-    about = f"{workdir.name}: {next(iter(runs.values()))[1].title}"
-    figures = []
+    first = next(iter(runs.values()))[1]
+    series, headline = {arm.name: arm.metrics for arm in results}, workloads.workload_of(first).primary_metric
+    about, drawn = findings.heading(first), []
+
+    def shown(caption: str, path: epath.Path) -> Figure:
+        drawn.append(path.name)
+        return Figure(caption, f"figures/{path.name}")
+
+    sections: dict[str, list[Block]] = {"": []}
     for x, name in (("step", "steps"), ("tokens_seen", "tokens")):
-        path = directory / f"loss_over_{name}.png"
         if x == "tokens_seen" and curves.same_tokens(series):
             continue  # the same curves again
-        figures.append((f"Loss over {name}", plots.loss_curves(series, path, x, headline, plateau, about)))
+        path = directory / f"loss_over_{name}.png"
+        caption = f"{headline.label} of {' and '.join(series)} over {name}"
+        sections[""].append(shown(caption, plots.loss_curves(series, path, x, headline, plateau, about)))
+
+    columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
+    special = build.special_tokens(corpus.tokenizer)
+    page = shown("All heads", _page(directory / "maps.html", runs, columns, special, about))
+    sections[report.ATTENTION] = [
+        f"{page.markdown()} is a page to open in a browser, with all heads of every arm at each milestone of training."
+    ]
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
-        caption = "Attention mass on each pattern's target, by layer"
-        figures.append((caption, plots.mass_curves(guided, directory / "attention_mass.png", about)))
+        caption = "Share of attention of the guided heads on the targets of their patterns, by layer, over training"
+        path = directory / "attention_mass.png"
+        sections[report.ATTENTION].append(shown(caption, plots.mass_curves(guided, path)))
+    caption = "Attention maps of guided and free heads during training"
+    sections[report.ATTENTION].append(shown(caption, _stages(runs, columns, special, directory / "attention_maps.png")))
 
     attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
     if attacked:
         path = attack_figures.masked_figure({"": attacked}, directory / "masked_share.png", about)
-        figures.append(("Masked share", path))
-
-    columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
-    assignment = max((build.assignment(config) for _, config in runs.values()), key=lambda one: len(one.counts))
-    special = build.special_tokens(corpus.tokenizer)
-    last = next(iter(columns.values()))[-1][1]
-    patterns = dict.fromkeys(name for _, config in runs.values() for name in build.assignment(config).names)
-    if patterns:
-        targets = maps.targets(last, special, patterns)
-        path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
-        figures.append(("Targets of the guided heads for the sentence", path))
-    layers = assignment.layers or range(last.weights_NHQK.shape[0])
-    layer, head = layers[len(layers) // 2], 0
-    for name, count in [*assignment.counts, ("free", 1)]:  # the first head of each pattern, then the first free head
-        if head < last.weights_NHQK.shape[1]:
-            caption = f"Layer {layer}, head {head} ({name}) during training"
-            path = directory / f"maps_layer{layer}_head{head}.png"
-            figures.append((caption, plots.map_figure(columns, layer, head, path, about)))
-        head += count
-    if not next(iter(runs.values()))[1].translates:
-        means = {arm: series[-1][1] for arm, series in columns.items()}
+        sections[attacks.MASKED] = [shown("Share of units that the attack masks", path)]
+    if not first.translates:
+        means = {arm: of_arm[-1][1] for arm, of_arm in columns.items()}
         steps = dict.fromkeys(_last_step(config, place) for place, config in runs.values())
-        title = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
-        figures.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", title)))
+        title = f"step {' and '.join(f'{step:,}' for step in steps)}"
+        path = plots.mean_figure(means, directory / "last_layer.png", title)
+        sections[last_layer.TITLE] = [shown("Attention of the last layer, mean over its heads", path)]
     else:
-        figures.append(_cross_attention(runs, directory / "cross_attention.png", about))
-    figures.append(
-        ("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special))
-    )
-    names = {path.name for _, path in figures}
+        sections[report.ATTENTION].append(shown(*_cross_attention(runs, directory / "cross_attention.png")))
     for path in itertools.chain.from_iterable(map(directory.glob, FIGURES)):
-        if path.name not in names:  # a figure of an earlier report, such as one of other arms
+        if path.name not in drawn:  # a figure of an earlier report, such as one of other arms
             path.unlink()
-    return [Figure(caption, f"figures/{path.name}") for caption, path in figures]
+    return sections
+
+
+def _stages(
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]],
+    columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
+    special: PatternTokens,
+    path: epath.Path,
+) -> epath.Path:
+    """Draw heads of the arm with the most patterns at its milestones, and of other arms at their last one.
+
+    The layer is in the middle of the guided ones.
+
+    columns: attention maps of each arm at its milestones, with labels.
+    """
+    assignments = {arm: build.assignment(config) for arm, (_, config) in runs.items()}
+    most = max(runs, key=lambda arm: len(assignments[arm].counts))
+    stages = [(f"{most}, {name}", attention, assignments[most]) for name, attention in columns[most]]
+    shape = stages[0][1].weights_NHQK.shape[:2]
+    for arm in runs:
+        name, attention = columns[arm][-1]
+        if arm != most and attention.weights_NHQK.shape[:2] == shape and len(stages) < MOST_STAGES:
+            stages.append((f"{arm}, {name}", attention, assignments[arm]))
+    layers = assignments[most].layers or range(shape[0])
+    return plots.training_figure(stages, special, layers[len(layers) // 2], path)
 
 
 def _cross_attention(
-    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path, about: str
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path
 ) -> tuple[str, epath.Path]:
     """Draw the attention of each arm's last layer from a translation to its source; return the caption and the path.
 
@@ -297,13 +342,13 @@ def _cross_attention(
     opened = {arm: dataclasses.replace(open_run(directory), config=config) for arm, (directory, config) in runs.items()}
     translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
     first, config = next(iter(translators)), next(iter(opened.values())).config
-    sentence, length = config.inspection.sentence, config.data.sequence_length
+    sentence, length = pretraining_corpus.example(config, next(iter(runs.values()))[0]), config.data.sequence_length
     target = translators[first].beginning(sentence, length - 1).text
     crossing = {
         arm: pairs.pair_maps(one.model, one.params, one.tokenizer, sentence, target, length).cross
         for arm, one in translators.items()
     }
-    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(crossing, path, about)
+    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(crossing, path)
 
 
 def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
@@ -316,12 +361,14 @@ def _page(
     runs: Mapping[str, tuple[epath.Path, ExperimentConfig]],
     columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
     special: PatternTokens,
+    about: str,
 ) -> epath.Path:
     """Write an HTML page with the attention maps of all heads of every arm at each milestone, and return its path.
 
     Arms with guidance come first, and later milestones before earlier ones.
 
     columns: attention maps of each arm at its milestones, with labels.
+    about: title of the report.
     """
     views = []
     for arm in sorted(runs, key=lambda arm: runs[arm][1].guidance.mode == "none"):
@@ -331,7 +378,7 @@ def _page(
         for step, attention in sorted(of_step.items(), reverse=True):
             name, assignment = f"{arm}, step {step:,}", build.assignment(config)
             views.append(maps.viewer_view(attention, name, arm, special, assignment, step=step))
-    path.write_text(viewer.page(next(iter(runs.values()))[1].title, views), encoding="utf-8")
+    path.write_text(viewer.page(about, views), encoding="utf-8")
     return path
 
 
@@ -341,11 +388,9 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
     A milestone is a fraction of training whose checkpoint is saved for good, from which the model is opened here.
     """
     labelled = []
-    for fraction, step in run_directory.milestone_steps(config, workdir).items():
+    for step in run_directory.milestone_steps(config, workdir).values():
         opened = open_run(workdir, step)
-        sentence, length = config.inspection.sentence, config.data.sequence_length
+        sentence, length = pretraining_corpus.example(config, workdir), config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
-        reached = step == round(fraction * config.training.steps)
-        share = f"{100 * fraction:g} % of training" if reached else "the last one"
-        labelled.append((f"step {step:,}, {share}", attention))
+        labelled.append((f"step {step:,}", attention))
     return labelled

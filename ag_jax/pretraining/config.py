@@ -40,7 +40,8 @@ class ComparisonConfig:
 class InspectionConfig:
     """Settings of the attention maps that reports show.
 
-    sentence: sentence whose attention maps are drawn.
+    sentence: sentence whose attention maps are drawn. The default is for State of the Union messages; a run on another
+        text draws the beginning of its held-out text instead.
     """
 
     sentence: str = "The state of our union is strong. We will rebuild our roads, and we will do it together."

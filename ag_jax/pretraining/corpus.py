@@ -24,9 +24,10 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.evaluation import lines
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import origin as origins
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 
 SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
+EXAMPLE = 32  # tokens of the held-out text that are stored as an example
 NAMED = 10  # most files of a kind that a message lists
 
 
@@ -156,6 +157,27 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
     return summary
 
 
+def example(config: ExperimentConfig, workdir: epath.Path) -> str:
+    """Return the sentence whose attention is shown of a run: `inspection.sentence`, or the beginning of held-out text.
+
+    It is the latter if the setting has its default, a sentence for State of the Union messages, and the run has another
+    text.
+    """
+    sentence = config.inspection.sentence
+    if sentence != InspectionConfig.sentence or config.data.source == "sotu":
+        return sentence
+    return (read_summary(workdir) or {}).get("example") or sentence
+
+
+def _example(corpus: Corpus) -> str:
+    """Return the beginning of the first held-out row of a text, without a word that is cut off; "" for pairs."""
+    if not corpus.sources:
+        return ""
+    row = corpus.validation.row(0)
+    text = corpus.tokenizer.decode(row[:EXAMPLE]).strip()
+    return text if len(row) <= EXAMPLE else text.rpartition(" ")[0] or text
+
+
 def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list[str]:
     """Return a warning for each run that was trained on other text than the first run with the same data settings.
 
@@ -235,6 +257,7 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
     summary: dict[str, Any] = {
         "source": config.data.source,
         **corpus.facts(),
+        **({"example": text} if (text := _example(corpus)) else {}),
         "files": pipeline.source_files(config.data),
         **({"sources": corpus.sources} if corpus.sources else {}),
         **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),

@@ -22,7 +22,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.open_run import open_run
 
 ROWS = 32  # held-out rows of which the attention is measured
-CAPTION = "Attention of the last layer, mean over heads"
+TITLE = "Where the last layer attends"
 
 
 def measure(
@@ -58,8 +58,11 @@ def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
     return stripes.shares_of_texts(opened.model, opened.params, read)
 
 
-def section(shares: Mapping[str, Any]) -> Section:
-    """Return the report's section on where the last layer attends, from the result of `measure`."""
+def section(shares: Mapping[str, Any], has_mask_decoder: bool) -> Section:
+    """Return the report's section on where the last layer attends, from the result of `measure`.
+
+    has_mask_decoder: whether a model has passes behind its last layer, which are not measured.
+    """
     header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]
     rows = [
         [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in shares.items()
@@ -75,6 +78,8 @@ def section(shares: Mapping[str, Any]) -> Section:
         "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
         "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
         f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
-        "without the diagonal. The layer is the last of the encoder; the passes of a mask decoder are not measured."
+        "without the diagonal."
     )
-    return Section("Where the last layer attends", [explained, Table(header, rows)])
+    if has_mask_decoder:
+        explained += " The layer is the last of the encoder; the passes of a mask decoder are not measured."
+    return Section(TITLE, [explained, Table(header, rows)])

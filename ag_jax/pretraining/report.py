@@ -8,7 +8,6 @@ from ag_jax.analysis.attacks import masked_section, masked_share
 from ag_jax.analysis.report import (
     DASH,
     Block,
-    Figure,
     Section,
     differences_blocks,
     differences_json,
@@ -22,7 +21,7 @@ from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.masked_lm import MLM
-from ag_jax.pretraining import corpus, last_layer
+from ag_jax.pretraining import corpus, findings, last_layer
 from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.scores import TestResult
@@ -33,6 +32,7 @@ MEASURES = {
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
+LOSSES, ATTENTION = "Losses", "Attention"  # titles of sections
 LIMITS = ("time_limit", "patience")  # settings of `training` by which a run may end
 SETTLED = "guidance_settled_at_step"  # in the numbers of an arm with guidance
 
@@ -81,14 +81,20 @@ def settled_step(rows: list[dict[str, Any]]) -> int | None:
 
 
 def numbers(
-    arms: Sequence[ArmResults], seeds: Sequence[int], primary: PrimaryMetric, plateau_loss: float
+    arms: Sequence[ArmResults],
+    seeds: Sequence[int],
+    primary: PrimaryMetric,
+    plateau_loss: float,
+    held_out: float | None = None,
 ) -> dict[str, Any]:
     """Return every number of a comparison's report as JSON values, with a test of each arm against the first one.
 
-    The tests are paired by seed.
+    The tests are paired by seed. With one seed, an arm has the standard error of the difference of validation losses
+    instead (`findings.standard_error`).
 
     primary: the loss by which runs are summarised and compared.
     plateau_loss: the loss of the best guess without context.
+    held_out: number of tokens that an evaluation reads; None leaves the standard error out.
     """
     # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
     baseline, threshold = arms[0], plateau_loss - primary.margin
@@ -116,6 +122,11 @@ def numbers(
             result["arms"][arm.name][SETTLED] = settled
         if (share := masked_share(arm.metrics)) is not None:
             result["arms"][arm.name]["masked"] = share.numbers()
+    for arm in arms[1:]:
+        if held_out is None or len(seeds) > 1:
+            break  # intervals over seeds say more
+        error = findings.standard_error(baseline.metrics[0], arm.metrics[0], primary.metric, held_out)
+        result["arms"][arm.name] |= {} if error is None else {"standard_error": error}
     return result
 
 
@@ -168,23 +179,39 @@ def _speed(rows: list[dict[str, Any]]) -> float | None:
 
 
 def sections(
-    primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any], figures: Sequence[Figure]
+    primary: PrimaryMetric,
+    arms: Sequence[ArmResults],
+    content: Mapping[str, Any],
+    compared: Sequence[Block],
+    figures: Mapping[str, Sequence[Block]],
 ) -> list[Section]:
     """Return the sections of the report of a comparison of runs.
 
     content: the numbers of the report: those of `numbers`, the results of `translation_numbers` as `translations`, and
         of `last_layer.measure` as `last_layer` of each arm, if there are any.
+    compared: what was compared.
+    figures: by the title of their section, figures and paragraphs about them. Those of the first section, which has no
+        title, stand below `compared`.
     """
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     last_layers = {name: of_arm["last_layer"] for name, of_arm in content["arms"].items() if "last_layer" in of_arm}
     settings = {arm.name: arm.settings for arm in arms}
-    return [
+    has_mask_decoder = any(of_arm.get("model.mask_decoder_passes") for of_arm in settings.values())
+    found = [
+        Section("", [findings.result(primary, content, findings.subjects(settings)), *compared]),
         _losses(primary, arms, content),
         *(_translations(name, test, content) for name, test in content.get("translations", {}).items()),
-        *([last_layer.section(last_layers)] if last_layers else []),
+        Section(ATTENTION, []),
+        *([last_layer.section(last_layers, has_mask_decoder)] if last_layers else []),
         *([masked_section(["Arm"], shares)] if shares else []),
+    ]
+    blocks: dict[str, Sequence[Block]] = {
+        section.title: [*section.blocks, *figures.get(section.title, ())] for section in found
+    }
+    blocks |= {title: of_title for title, of_title in figures.items() if title not in blocks}
+    return [
+        *(Section(title, of_title) for title, of_title in blocks.items()),
         settings_section(settings, schema.flat(schema.to_dict(ExperimentConfig()))),
-        *(Section(figure.caption, [figure]) for figure in figures),
     ]
 
 
@@ -196,25 +223,37 @@ def _mean_over(seeds: Sequence[int], listing: str = "") -> str:
 
 def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping[str, Any]) -> Section:
     seeds, baseline, of_arms = content["seeds"], content["baseline"], content["arms"]
-    over = _mean_over(seeds, f" ({', '.join(map(str, seeds))})")
-    few = "" if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`"
-    best = min(of_arms, key=lambda name: of_arms[name]["mean"]["validation_loss"])
+    names = ", ".join(map(str, seeds))
+    tested = f"; p: paired t-test against {baseline}" if len(of_arms) > 1 else ""
+    over = f"{_mean_over(seeds, f' ({names})')}{tested}."
+    one = f"One seed ({seeds[0]}), so nothing says how much other seeds differ: `--config.comparison.seeds=0,1,2` does."
     settled = (
-        "The guidance loss has *settled* at the first logged step at which 95 % of its fall, from the first logged "
-        "value to the lowest, is done."
+        "*Guidance loss fallen at step* is the first logged step at which 95 % of the fall of the guidance loss, from "
+        "the first logged value to the lowest, is done: guided heads come little closer to their patterns after it."
     )
+    errors = {arm: of_arm["standard_error"] for arm, of_arm in of_arms.items() if "standard_error" in of_arm}
+    uncertain = (
+        "On other held-out text of the same length, the difference of the validation losses from that of "
+        f"{baseline} would scatter by about {', '.join(f'{error:.3f} ({arm})' for arm, error in errors.items())}, a "
+        "standard error that is judged by the scatter of the training losses."
+    )
+    steps = [row["step"] for row in arms[0].metrics[0] if row["split"] == "train"]
+    resolution = f"; every {steps[1] - steps[0]} steps are logged" if len(steps) > 1 else ""
+    notes = [
+        "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
+        "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
+        uncertain if errors else "",
+        f"Guessing by frequency, without context, gives {content['plateau_loss']:.3f}. A run has left this plateau at "
+        f"the first logged step whose train loss is {primary.margin:g} below it{resolution}.",
+        settled if any(SETTLED in of_arm for of_arm in of_arms.values()) else "",
+    ]
     return Section(
-        f"{primary.label[0].upper()}{primary.label[1:]}",
+        LOSSES,
         [
-            f"{over}; p: paired t-test against {baseline}{few}.",
-            Table([f"Loss ({primary.unit})", *of_arms], _loss_rows(arms, content)),
+            over if len(seeds) > 1 else one,
+            Table([f"{primary.label} ({primary.unit})", *of_arms], _loss_rows(arms, content)),
             *differences_blocks(content["differences"], MEASURES, baseline),
-            "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
-            "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
-            f"Guessing by frequency, without context, gives {content['plateau_loss']:.3f}; a run has left the plateau "
-            f"when its train loss is {primary.margin:g} below that.",
-            settled if any(SETTLED in of_arm for of_arm in of_arms.values()) else "",
-            f"The lowest validation loss is that of **{best}**.",
+            "\n".join(f"* {note}" for note in filter(None, notes)),
         ],
     )
 
@@ -227,28 +266,32 @@ def _loss_rows(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[l
 
     values = {name: of_arm["values"] for name, of_arm in of_arms.items()}
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
-    left = each_seed("left_plateau_at_step", lambda step: "never" if step is None else str(step))
+    left = each_seed("left_plateau_at_step", lambda step: "never" if step is None else f"{step:,}")
     rows = [*rows_of_metrics(MEASURES, values, content["differences"]), ["Left the plateau at step", *left]]
     if limits := [name for name in LIMITS if any(name in summary for arm in arms for summary in arm.summaries)]:
         names = " or ".join(f"`training.{name}`" for name in limits)
-        rows.append([f"Ended by {names} at step", *each_seed("ended_at_step", str)])
+        rows.append([f"Ended by {names} at step", *each_seed("ended_at_step", lambda step: f"{step:,}")])
     if any(SETTLED in of_arm for of_arm in of_arms.values()):
         settled = []
         for arm in arms:
             steps = zip(of_arms[arm.name].get(SETTLED, ()), arm.metrics, strict=False)  # none without guidance
-            settled.append(", ".join(f"{step} ({step / run[-1]['step']:.1%})" for step, run in steps) or DASH)
-        rows.append(["Guidance loss settled at step", *settled])
+            settled.append(", ".join(_settled(step, run[-1]["step"]) for step, run in steps) or DASH)
+        rows.append(["Guidance loss fallen at step", *settled])
     rows.append(["Tokens a second", *each_seed("tokens_per_second", lambda of: DASH if of is None else f"{of:,.0f}")])
     return rows
+
+
+def _settled(step: int, last: int) -> str:
+    return "still falling at the end" if step == last else f"{step:,} of {last:,}"
 
 
 def _translations(name: str, test: Mapping[str, Any], content: Mapping[str, Any]) -> Section:
     """Return the section about the translations of a test set, whose numbers are `test`."""
     seeds, baseline = content["seeds"], content["baseline"]
-    few = "" if len(seeds) > 1 else ", which needs two seeds or more"
+    p = f"; p: paired t-test over seeds against {baseline}" if len(seeds) > 1 else ""
     rows = rows_of_metrics(translation.LABELS, test["values"], test["differences_over_seeds"])
     blocks: list[Block] = [
-        f"{test['sentences']:,} sentences. {_mean_over(seeds)}; p: paired t-test over seeds against {baseline}{few}.",
+        f"{test['sentences']:,} sentences. {_mean_over(seeds)}{p}.",
         Table(["Score", *test["values"]], rows),
         *differences_blocks(test["differences_over_seeds"], translation.LABELS, baseline),
         # The variance over seeds and the variance over sentences are two questions, so each has its tables.

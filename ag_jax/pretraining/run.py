@@ -290,14 +290,19 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
     pretraining = PretrainingRun(config, workdir, corpus)
-    state = checkpoints.restore(step, pretraining.program.abstract).state
+    abstract = pretraining.program.abstract
+    if checkpoints.has_weights_alone(step):
+        placed = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
+        params = jax.device_put(checkpoints.restore_params(step), placed)
+    else:
+        params = checkpoints.restore(step, abstract).state.params
     checkpoints.close()
     untrained = origins.read(workdir, config.model.width)[0].untrained(step)
     if untrained and hosts.is_first():
         names = ", ".join(untrained)
         print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
     validation = ValidationProgress(pretraining.evaluation_batches, hosts.tell)
-    return {"step": step, **pretraining.evaluate(state.params, step, validation.count), "evaluated_on": evaluated_on}
+    return {"step": step, **pretraining.evaluate(params, step, validation.count), "evaluated_on": evaluated_on}
 
 
 def utilisation(

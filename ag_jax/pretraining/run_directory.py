@@ -87,6 +87,9 @@ MAY_CHANGE = (
     "training.steps",
 )
 
+# Files that describe a run, beside its settings, metrics and result.
+DESCRIPTIONS = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
+
 
 def claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Make a directory that of a run of this config, or check that it is: the run is then resumed or extended.
@@ -213,8 +216,7 @@ def is_begun(workdir: epath.Path) -> bool:
 
 def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that failed before its first metrics or checkpoint, so that no new run reads them."""
-    described = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
-    for path in (*(workdir / name for name in (*described, "metrics.jsonl")), store.path_of(workdir)):
+    for path in (*(workdir / name for name in (*DESCRIPTIONS, "metrics.jsonl")), store.path_of(workdir)):
         path.unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()

@@ -57,19 +57,35 @@ def sections(
         "it with the random model, which has as many heads."
     )
     models = [f"* **{arm}**: {'; '.join(descriptions)}" for arm, descriptions in content["models"].items()]
-    found = [Section("", ["\n".join(models), explained if content["probes"] else ""])]
+    results = [_result(probe, mode, of) for probe, modes in content["probes"].items() for mode, of in modes.items()]
+    found = [Section("", ["\n".join(results), "\n".join(models), explained if content["probes"] else ""])]
+    resamples = next(iter(settings.values())).get("resamples", 0)
     for probe, modes in content["probes"].items():
         for mode, numbers in modes.items():
-            blocks = [f"Mode `{mode}`: {MODES[mode]}.", *_tables(numbers, mode), *_f1(numbers)]
-            blocks += [*_differences(numbers, content["baseline"]), *_notes(numbers, mode)]
+            blocks: list[Block] = [f"Mode `{mode}`: {MODES[mode]}."]
             if (probe, mode) in figures:
                 blocks.append(Figure(f"Scores of all heads: {probe}, {mode}", figures[probe, mode]))
+            blocks += [*_tables(numbers, mode), *_f1(numbers)]
+            blocks += [*_differences(numbers, content["baseline"], resamples), *_notes(numbers, mode)]
             found.append(Section(f"{probe}, mode {mode}", blocks))
     if "ablation" in content:
         found.append(ablation_report.section(content["ablation"], content["baseline"]))
     if "minimal_pairs" in content:
         found.append(pair_report.section(content["minimal_pairs"]))
     return [*found, settings_section(settings)]
+
+
+def _result(probe: str, mode: str, numbers: Mapping[str, Any]) -> str:
+    """Return an item of a list: the score of each arm's chosen head on all test queries, and that of a simple rule."""
+    scores = [
+        f"**{arm}** {_cell('test', numbers['arms'][arm]['all'], means['all']['test'])}"
+        for arm, means in numbers["means"].items()
+    ]
+    rule = _rule(numbers, mode)
+    level = decimals(numbers["baselines"][rule].get("all"))
+    return (
+        f"* {probe}, mode {mode}, share of queries that the chosen head answers: {'; '.join(scores)}; {rule} {level}."
+    )
 
 
 def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
@@ -167,8 +183,11 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
     return f"{text}, head {head[0]}.{head[1]}" if head else text
 
 
-def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
-    """Return tables of score differences from the first arm: over documents and, with several seeds, over seeds."""
+def _differences(numbers: Mapping[str, Any], baseline: str, resamples: int) -> list[Block]:
+    """Return tables of score differences from the first arm: over documents and, with several seeds, over seeds.
+
+    resamples: number of resamples of the bootstrap over documents.
+    """
     rows = [
         [arm, kind, f"{one['mean']:+.3f}", interval(one["low"], one["high"]), f"{one['p_value']:.2g}"]
         for arm, kinds in numbers["differences"].items()
@@ -179,8 +198,8 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[Block]:
     blocks: list[Block] = []
     if rows:
         blocks += [
-            f"{of_heads}, by a paired bootstrap over documents, for these models. The smallest p that it can give is "
-            "2 / (resamples + 1):",
+            f"{of_heads}, by a paired bootstrap over documents, for these models. {resamples:,} resamples give "
+            f"no p below {2 / (resamples + 1):.2g}.",
             Table(["arm", "kind", "difference", "95 % interval", "p"], rows),
         ]
     tested = [
@@ -225,8 +244,7 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
 
 def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
     """Return a warning if no trained model's chosen head beats a simple rule with the same choices; otherwise []."""
-    rules = ("nearest",) if mode == "mentions" else ("best fixed offset",)
-    name = next((rule for rule in rules if rule in numbers["baselines"]), "chance")
+    name = _rule(numbers, mode)
     level = numbers["baselines"][name].get("all")
     tests = [numbers["means"][arm]["all"]["test"] for arm in numbers["compared"]]
     scores = [test["mean"] for test in tests if test is not None]
@@ -236,6 +254,12 @@ def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
         f"**No chosen head beats the baseline *{name}* ({level:.3f}), so differences between these models say nothing "
         "about what their heads know.**"
     ]
+
+
+def _rule(numbers: Mapping[str, Any], mode: str) -> str:
+    """Return the name of the simple rule with the same choices as a head, or `chance`."""
+    rule = "nearest" if mode == "mentions" else "best fixed offset"
+    return rule if rule in numbers["baselines"] else "chance"
 
 
 def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:

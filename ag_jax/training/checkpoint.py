@@ -1,4 +1,7 @@
-"""Checkpoints with checksums: a damaged one is detected when it is read, and never used."""
+"""Checkpoints with checksums: a damaged one is detected when it is read, and never used.
+
+A checkpoint is a folder of Orbax with all that training needs to go on, or a file of the weights alone (`weights`).
+"""
 
 import contextlib
 import dataclasses
@@ -20,7 +23,7 @@ from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint._src.path import gcs_utils
 
 from ag_jax.distributed import hosts, storage
-from ag_jax.training import damage, metrics
+from ag_jax.training import damage, metrics, weights
 from ag_jax.training.damage import CorruptCheckpointError
 from ag_jax.training.fingerprint import changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState
@@ -155,7 +158,8 @@ class Checkpoints:
 
         These are the files that are not valid JSON, or all files if every file is valid JSON.
         """
-        files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
+        steps = [step for step in steps_in(self._directory) if not self.has_weights_alone(step)]
+        files = [self._directory / str(step) / _DESCRIPTION for step in steps]
         broken = []
         for file in files:
             try:
@@ -178,7 +182,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the training steps that have a checkpoint, in ascending order."""
-        return sorted(self._manager.all_steps())
+        return sorted({*self._manager.all_steps(), *weights.steps_in(self._directory)})
+
+    def has_weights_alone(self, step: int) -> bool:
+        """Return whether a checkpoint is a file of weights, without what training needs to go on."""
+        return weights.file_of(self._directory, step).exists()
 
     def keep_best(self, step: int | None) -> None:
         """Protect the checkpoint of `step` from deletion, instead of the previous call's step; None protects none."""
@@ -234,8 +242,8 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> Checkpoint:
         """Read the checkpoint of `step` with the shapes and shardings of `like`; every host must call it.
 
-        Raises ValueError if its arrays have other shapes, CorruptCheckpointError if it is damaged, and OSError if
-        something else prevents reading it, on all hosts alike.
+        Raises ValueError if its arrays have other shapes or it has the weights alone, CorruptCheckpointError if it is
+        damaged, and OSError if something else prevents reading it, on all hosts alike.
         """
         problem = None
         try:
@@ -257,6 +265,11 @@ class Checkpoints:
 
     def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], dict[str, int]]:
         """Return (state, progress, stored fingerprint) of a checkpoint, after a check of the parameters' shapes."""
+        if self.has_weights_alone(step):
+            raise ValueError(
+                f"{weights.file_of(self._directory, step)} has weights without the optimizer's state, so that training "
+                f"cannot go on from there: begin another run, with training.initial_weights={self._directory.parent}"
+            )
         with self._reader() as reader:
             with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
@@ -301,6 +314,8 @@ class Checkpoints:
 
         Raises CorruptCheckpointError if it differs from what was saved, and OSError if something else prevents reading.
         """
+        if self.has_weights_alone(step):
+            return weights.read(weights.file_of(self._directory, step))[1]
         with self._judged(step):
             restored = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
             return _split(step, restored["progress"])[0]
@@ -314,6 +329,9 @@ class Checkpoints:
         Raises CorruptCheckpointError if they differ from those that were saved, and OSError if something else prevents
         reading them.
         """
+        if self.has_weights_alone(step):
+            params, _ = weights.read(weights.file_of(self._directory, step))
+            return jax.device_put(params, jax.local_devices()[0])
         with self._judged(step):
             saved = dict(self._manager.item_metadata(step)["state"])
             place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -372,10 +390,11 @@ class Checkpoints:
 
 
 def steps_in(directory: epath.Path) -> list[int]:
-    """Return the steps that have a folder in a directory of checkpoints; damaged checkpoints are included."""
+    """Return the steps that have a folder or a file of weights in a directory of checkpoints, also damaged ones."""
     if not directory.exists():
         return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+    names = {path.name.removesuffix(weights.SUFFIX) for path in directory.iterdir()}
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:

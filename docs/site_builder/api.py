@@ -1,4 +1,7 @@
-"""The page of the Python API: what the documentation imports, with signatures and docstrings by autodoc."""
+"""The pages of the Python API, one for each package: what the documentation imports, with signatures and docstrings."""
+
+import importlib
+from collections.abc import Iterator
 
 # Heading, sentence, module, and names; without names, only the module's docstring is shown.
 PUBLIC = (
@@ -13,10 +16,9 @@ PUBLIC = (
     (
         "Heads as functions",
         "[Predictions](../predictions.md) has examples. Each is a property of `Model`.",
-        "ag_jax.api.pipelines",
-        (),
+        "ag_jax.api.pipelines.words",
+        ("FillMask",),
     ),
-    ("", "", "ag_jax.api.pipelines.words", ("FillMask",)),
     ("", "", "ag_jax.api.pipelines.vectors", ("Embed",)),
     ("", "", "ag_jax.api.pipelines.classes", ("Classify",)),
     ("", "", "ag_jax.api.pipelines.tags", ("Tag",)),
@@ -111,8 +113,8 @@ PUBLIC = (
         ("load", "read", "Config", "OneOf", "ListOf"),
     ),
     ("", "", "ag_jax.settings.schema", ("default", "parse")),
-    ("", "", "ag_jax.pretraining.config", ("default_config", "parse")),
-    ("", "Fine-tuning: `FinetuningConfig` and `Recipe`.", "ag_jax.finetuning.config", ()),
+    ("Configs of pre-training", "", "ag_jax.pretraining.config", ("default_config", "parse")),
+    ("Configs of fine-tuning", "Its classes are `FinetuningConfig` and `Recipe`.", "ag_jax.finetuning.config", ()),
     (
         "Settings of papers, for config files",
         "",
@@ -122,19 +124,44 @@ PUBLIC = (
 )
 
 
-def page() -> str:
-    """Return the page: a heading, a sentence and autodoc's directives for each module."""
-    parts = [
-        "# Python API",
-        "The names of `import ag_jax` come first, then what config files, custom patterns, attacks and probes use. "
-        "Names of arrays end with their axes "
-        "([terms](../terms.md)): `weights_NHQK` has the axes layer, head, query and key.",
-    ]
-    for heading, text, module, names in PUBLIC:
-        parts += [f"## {heading}"] if heading else []
-        parts += [text] if text else []
-        directives = [f".. automodule:: {module}\n   :no-members:"]
-        directives += [f".. autofunction:: {module}.{name}" for name in names if name[0].islower()]
-        directives += [f".. autoclass:: {module}.{name}\n   :members:" for name in names if name[0].isupper()]
-        parts += ["```{eval-rst}\n" + "\n\n".join(directives) + "\n```"]
-    return "\n\n".join(parts) + "\n"
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the page of each package; the first, that of `ag_jax` itself, lists the others."""
+    packages = dict.fromkeys(_package(module) for _, _, module, _ in PUBLIC)
+    names = {package: package.replace("ag_jax", "python").replace(".", "_") for package in packages}
+    for package, name in names.items():
+        sections = [block for row in PUBLIC if _package(row[2]) == package for block in _section(*row)]
+        if package == "ag_jax":
+            others = [other for other in packages if other != package]
+            parts = [
+                "# Python API",
+                "This page has the names of `import ag_jax`. Config files, custom patterns, attacks and probes use "
+                "other packages, which are listed below. Names of arrays end with their axes ([terms](../terms.md)): "
+                "`weights_NHQK` has the axes layer, head, query and key.",
+                *sections,
+                "## Other packages",
+                "\n".join(f"* [{other}]({names[other]}.md): {_summary(other)}" for other in others),
+                "```{toctree}\n:hidden:\n\n" + "\n".join(names[other] for other in others) + "\n```",
+            ]
+        else:
+            parts = [f"# {package}", _summary(package), *sections]
+        yield name, "\n\n".join(parts) + "\n"
+
+
+def _package(module: str) -> str:
+    """Return the package on whose page a module is; what `import ag_jax` gives is defined in `ag_jax.api`."""
+    parts = module.split(".")
+    return ".".join(parts[:3] if "pipelines" in parts else parts[:2]).removesuffix(".api")
+
+
+def _summary(package: str) -> str:
+    return (importlib.import_module(package).__doc__ or "").partition("\n")[0]
+
+
+def _section(heading: str, text: str, module: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the blocks of a module: a heading, a sentence and autodoc's directives."""
+    yield from (f"## {heading}",) if heading else ()
+    yield from (text,) if text else ()
+    directives = [f".. automodule:: {module}\n   :no-members:"]
+    directives += [f".. autofunction:: {module}.{name}" for name in names if name[0].islower()]
+    directives += [f".. autoclass:: {module}.{name}\n   :members:" for name in names if name[0].isupper()]
+    yield "```{eval-rst}\n" + "\n\n".join(directives) + "\n```"

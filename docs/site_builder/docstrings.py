@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+_SPECIAL = re.compile(r"(?<!\w)(\*\w+\*)(?!\w)|[*|\\]|(?<=\w)_(?=\W|$)")  # the first group: an emphasised word
 _CODE = re.compile(r"(`+[^`]+`+)")
 
 
@@ -54,7 +55,7 @@ def to_rest(lines: list[str], names: set[str]) -> Iterator[str]:
 def _rest(line: str) -> str:
     parts = _CODE.split(line)
     return "".join(
-        f"``{part.strip('`')}``" if number % 2 else re.sub(r"([*|\\])|(?<=\w)(_)(?=\W|$)", r"\\\1\2", part)
+        f"``{part.strip('`')}``" if number % 2 else _SPECIAL.sub(lambda found: found[1] or f"\\{found[0]}", part)
         for number, part in enumerate(parts)
     )
 

@@ -17,6 +17,7 @@ OTHERS = {
     "README.md": "start",
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
+    "examples/quickstart/README.md": "example",
     "docs/search.md": "searching",
 }
 

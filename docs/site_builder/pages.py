@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ag_jax.command_line import manual
 from ag_jax.command_line.verbs import KINDS, VERBS, Flag, OnHosts, flags_of
@@ -13,6 +14,8 @@ from site_builder.links import GENERATED, OTHERS, Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETTINGS = {"pre-training or translation": "pretraining", "fine-tuning": "finetuning", "probes": "probes"}
+# Directives of the settings on these pages, each a kind of object of the search; they begin the ids of the settings.
+DIRECTIVES = {"pretraining": "setting", "finetuning": "finetuning-setting", "probes": "probes-setting"}
 
 
 def write(site: Site) -> None:
@@ -32,12 +35,23 @@ def write(site: Site) -> None:
 
 
 def with_links(notebook: str, site: Site, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
-    """Return a notebook, as JSON, with the links of the site in its texts."""
+    """Return a notebook, as JSON, with the links of the site in its texts, and without pictures of its pages.
+
+    Such a picture is stored before a page of attention maps for readers without scripts (`notebooks/execute.py`).
+    """
     content = json.loads(notebook)
     for cell in content["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = site.rewritten("".join(cell["source"]), written_in, shown_in)
+        elif outputs := cell.get("outputs"):
+            pairs = zip(outputs, [*outputs[1:], {}], strict=True)
+            cell["outputs"] = [output for output, after in pairs if not _is_still_of(output, after)]
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def _is_still_of(output: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return whether an output of a cell is the picture of the page that is the output after it."""
+    return bool(output.get("metadata", {}).get("still")) and "text/html" in after.get("data", {})
 
 
 def generated(site: Site) -> Iterator[tuple[str, str]]:
@@ -51,7 +65,7 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     yield "configs", of_configs()
     for paper in papers.titles():
         yield f"paper_{paper}", papers.page(paper, site, folder)
-    yield "python", api.page()
+    yield from api.pages()
 
 
 # --- Command line ------------------------------------------------------------------------------------
@@ -99,19 +113,19 @@ def flag_meaning(flag: Flag) -> str:
 def of_settings(kind: type) -> str:
     """Return the page with all settings of a config, by section, from the dataclass and its docstrings."""
     purpose, _ = KINDS[kind]
-    found = list(documentation.of(kind))
+    found, directive = list(documentation.of(kind)), DIRECTIVES[SETTINGS[purpose]]
     sections = [setting for setting in found if setting.is_section]
     parts = [
         f"# Settings of {purpose.replace(' or ', ' and ')}",
         "`--config.SECTION.KEY=VALUE` changes a setting on the command line; a config file sets `config.SECTION.KEY`. "
         "`ag-jax help SECTION.KEY` prints what this page says of it."
         + (" `NAME` is the name of a task or a probe." if any("NAME" in setting.path for setting in found) else ""),
-        definitions(map(entry, members("", found))),
+        *(described(setting, directive) for setting in members("", found)),
     ]
     for section in sections:
         inside = section.path + (".NAME" if any(s.path.startswith(f"{section.path}.NAME.") for s in found) else "")
         parts += [f"## {plain(inside)}", plain(sentence(section.meaning))]
-        parts += [definitions(map(entry, members(inside, found)))] if members(inside, found) else []
+        parts += [described(setting, directive) for setting in members(inside, found)]
     return joined(parts)
 
 
@@ -120,10 +134,11 @@ def members(section: str, found: Iterable[documentation.Setting]) -> list[docume
     return [setting for setting in found if not setting.is_section and setting.path.rpartition(".")[0] == section]
 
 
-def entry(setting: documentation.Setting) -> tuple[str, str]:
-    """Return a setting's name, and its meaning with type, allowed values and default."""
+def described(setting: documentation.Setting, directive: str) -> str:
+    """Return a setting's name over its meaning with type, allowed values and default, as an object of the search."""
     facts = f"*{plain(sentence(setting.allowed).removesuffix('.'))}; default* `{setting.default or '(empty)'}`"
-    return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\\\n{facts}"
+    meaning = f"{plain(sentence(setting.meaning))}\\\n{facts}"
+    return f"```{{{directive}}} {setting.path}\n{meaning}\n```"
 
 
 # --- Configs -----------------------------------------------------------------------------------------

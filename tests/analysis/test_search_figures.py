@@ -18,13 +18,17 @@ def test_each_cell_has_its_loss_and_unknown_ones_are_empty():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("b.steps", "a.rate")
     colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
     assert colours[0] < colours[1], "a low loss is dark"
-    assert "lowest validation_loss" in axes.get_title("left")
+    (frame,) = axes.patches
+    assert (frame.get_x(), frame.get_y()) == (-0.5, -0.5), "around the lowest"
+    colours = axes.images[0].to_rgba(axes.images[0].get_array())
+    assert colours[0, 2, :3].min() < 0.95, "the worst cell is not white"
+    assert [(*cross.get_xdata(), *cross.get_ydata()) for cross in axes.lines] == [(1, 0)], "where there is no number"
 
 
 def test_high_numbers_are_dark_if_they_are_the_best():
     (axes,) = draw_heat_map(dataclasses.replace(MAP, metric="mlm_accuracy", is_lower_better=False)).axes
     colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
-    assert colours[0] > colours[1] and "highest mlm_accuracy" in axes.get_title("left")
+    assert colours[0] > colours[1] and (axes.patches[0].get_x(), axes.patches[0].get_y()) == (1.5, -0.5)
     of_texts = {text.get_text(): text.get_color() for text in axes.texts}
     assert (of_texts["3.250"], of_texts["1.500"]) == ("w", "k"), "white on dark"
 

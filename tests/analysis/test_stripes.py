@@ -83,8 +83,8 @@ def test_the_table_has_a_row_for_each_layer():
     found = stripes.shares_of_maps(made_up)
     rows = [line.split() for line in lines]
     for layer in range(2):
-        assert [str(layer), *(f"{of[layer]:.2f}" for of in found)] in rows
-    assert ["by", "chance", "0.11", "0.10", "0.10"] in rows
+        assert [str(layer), *(f"{of[layer]:.2f}" for of in found[:2])] in rows
+    assert ["by", "chance", "0.11", "0.10"] in rows
     local = dataclasses.replace(made_up, windows=(2, None))
     names = [" ".join(line.split()[:3]) for line in stripes.shares_table(local).splitlines() if "chance" in line]
     assert names == ["by chance (2)", "by chance (all)"]

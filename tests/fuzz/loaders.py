@@ -195,7 +195,7 @@ def _suite() -> Result:
 def _comparison() -> Result:
     """`compare` of runs that are done, without drawing."""
     workdir, found = epath.Path(os.path.abspath("comparison")), {}
-    before, comparison._figures = comparison._figures, lambda *_: []
+    before, comparison._figures = comparison._figures, lambda *_: {}
     try:
         with _untrained(*(f"comparison/{arm}-seed3/result.json" for arm in ("plain", "ag"))):
             found["report"] = comparison.compare(

@@ -10,7 +10,7 @@ from etils import epath
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run_directory
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 from ag_jax.pretraining.corpus import prepare, prepare_for_evaluation, record
 from tests.data.conftest import text
 
@@ -44,6 +44,17 @@ def begin(config, workdir):
 
 def with_data(config, **changes) -> ExperimentConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def test_the_sentence_of_a_run_on_another_text_is_held_out_text(config, workdir):
+    corpus, example = prepare(config, workdir), pretraining_corpus.example(config, workdir)
+    ids = corpus.tokenizer.encode(example)
+    assert len(ids) > 5 and corpus.validation.row(0)[1 : len(ids) + 1].tolist() == ids
+    given = dataclasses.replace(config, inspection=InspectionConfig("Given."))
+    assert pretraining_corpus.example(given, workdir) == "Given."
+    default = InspectionConfig().sentence
+    assert pretraining_corpus.example(with_data(config, source="sotu"), workdir) == default
+    assert pretraining_corpus.example(config, workdir / "before") == default, "of a run that lacks it"
 
 
 def change_text(config):

@@ -29,12 +29,12 @@ from ag_jax.viewer.colours import CATEGORIES
 PALETTE = CATEGORIES
 SMALL, MEDIUM, LARGE = 7.0, 8.5, 10.0  # points
 DPI = 150
-WIDTH = 10.6  # maximum width of a figure in inches, unless its panels would become illegible
+WIDTH = 8.4  # maximum width of a figure in inches; its text is then legible at 800 pixels, as in a README
 NARROWEST = 2.0  # minimum of the shorter side of a map in inches, so that its title does not touch the next one
 LABELLED = 0.96  # share of a side of a map that labels of its tokens may take, so that they do not touch
 LONGEST_LABEL = 14  # characters
 NO_GLYPH = "□"  # drawn in place of characters that the font lacks
-SCALE = "not linear: colours by the square root"  # of weight_scale, for people
+SCALE = "colours by its square root"  # of weight_scale, for people
 WEIGHTS = "BuPu"  # colour map of weights and masses: white is 0, dark is 1
 
 
@@ -219,11 +219,17 @@ def frame(axes: Axes, colour: str) -> None:
 
 
 def caption(figure: Figure, *texts: str) -> None:
-    """Write texts above all panels of a figure, each in at most two lines; empty ones are left out."""
-    inches = max(4.0, 0.92 * figure.get_figwidth())
-    lines = [wrapped(text, inches, MEDIUM) for text in texts if text]
+    """Write texts above all panels of a figure, each in one line; empty ones are left out."""
+    inches = max(5.0, 0.92 * figure.get_figwidth())
+    lines = [wrapped(text, inches, MEDIUM, most=1) for text in texts if text]
     if lines:
         figure.suptitle("\n".join(lines), fontsize=MEDIUM, parse_math=False)
+
+
+def map_axes(axes: Axes, row: str, column: str) -> None:
+    """Write what a row and a column of an attention map are beside and below it, under its labels."""
+    axes.set_ylabel("\n".join(filter(None, [axes.get_ylabel(), row])), fontsize=MEDIUM)
+    axes.set_xlabel(column, fontsize=MEDIUM)
 
 
 def weight_bar(
@@ -233,25 +239,26 @@ def weight_bar(
     blocks: Blocks,
     inside: Axes | None = None,
 ) -> None:
-    """Add the colour bar of attention weights to a figure, beside the panels `axes` or in the panel `inside`.
+    """Add the colour bar of attention weights to a figure, below the panels `axes` or in the panel `inside`.
 
-    Its label says that the scale is not linear, and what a cell shows that stands for several tokens.
+    Its label says how colours stand for weights, and what a cell shows that stands for several tokens.
 
-    inside: a panel without a map, in which the bar is drawn; None draws it beside the panels `axes`.
+    inside: a panel without a map, in which the bar is drawn; None draws it below the panels `axes`.
     """
     ticks = [0, 0.05, 0.2, 0.5, 1]
-    weight = "weight" if blocks == (1, 1) else f"largest weight of {blocks.rows} × {blocks.columns} tokens"
+    weight = "attention weight" if blocks == (1, 1) else f"largest weight of {blocks.rows} × {blocks.columns} tokens"
     if inside is None:
-        bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=ticks)
+        width = min(1.0, 3.2 / figure.get_figwidth())
+        bar = figure.colorbar(image, ax=axes, location="bottom", shrink=width, aspect=32, pad=0.02, ticks=ticks)
+        bar.set_label(f"{weight}, {SCALE}", fontsize=MEDIUM)
     else:
         inside.set_axis_off()
         bar = figure.colorbar(
             image, cax=inside.inset_axes((0.06, 0.5, 0.88, 0.06)), ticks=ticks, orientation="horizontal"
         )
+        bar.set_label(f"{weight},\n{SCALE}", fontsize=SMALL)
+    bar.ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     bar.ax.tick_params(labelsize=SMALL)
-    # A free panel may be narrow, and the label is not to push its neighbours away.
-    scale = SCALE if inside is None else SCALE.replace(": ", ":\n")
-    bar.set_label(f"{weight}\n{scale}", fontsize=MEDIUM if inside is None else SMALL)
 
 
 def grid(panels: int, most: int) -> tuple[int, int]:
@@ -267,7 +274,7 @@ def fill(
     spare: Sequence[Axes] | np.ndarray,
     blocks: Blocks,
 ) -> None:
-    """Add the colour bar of attention weights in the first panel of `spare`, or beside all panels if there is none."""
+    """Add the colour bar of attention weights in the first panel of `spare`, or below all panels if there is none."""
     for panel in spare:
         panel.set_axis_off()
     weight_bar(figure, image, axes, blocks, spare[0] if len(spare) else None)

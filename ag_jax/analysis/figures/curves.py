@@ -14,7 +14,7 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from ag_jax.analysis.figures.canvas import (
     LARGE,
@@ -27,7 +27,7 @@ from ag_jax.analysis.figures.canvas import (
     save,
     tidy,
 )
-from ag_jax.analysis.maps import title
+from ag_jax.analysis.maps import MEANINGS, title
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
@@ -88,8 +88,9 @@ def draw_losses(
     """Draw training losses of a comparison's arms over steps or tokens and, in a panel below, guidance losses.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
-    (Deshpande & Narasimhan 2020, figures 3, 5 and 6). A dashed line is the plateau, and a triangle points at the loss
-    with which a seed left it.
+    (Deshpande & Narasimhan 2020, figures 3, 5 and 6). The line of the first arm is the widest, so that it can be seen
+    below others that coincide with it. A dashed line is the plateau, and a triangle points at the loss with which a
+    seed left it.
 
     series: {arm: rows of metrics of each of its seeds}.
     x: a key of `AXES`.
@@ -99,15 +100,16 @@ def draw_losses(
     """
     loss = headline.metric
     has_guidance = any(_points(rows, "train", x, "ag_loss") for seeds in series.values() for rows in seeds)
-    figure = Figure((8.0, 5.8 if has_guidance else 4.0), layout="constrained")
+    figure = Figure((8.0, 4.4 if has_guidance else 3.4), layout="constrained")
     panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
         :, 0
     ]
     colour_of = colours(series)
+    width_of = dict.fromkeys(series, 1.5) | {next(iter(series)): 3.2 if len(series) > 1 else 1.8}
     for arm, seeds in series.items():
         # Without guidance there is one panel, and `zip` leaves out its loss.
         for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
-            _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], colour_of[arm])
+            _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], colour_of[arm], width_of[arm])
         for place, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
             panels[0].plot(
                 place, value, "o", markersize=4, color=colour_of[arm], markeredgecolor="white", markeredgewidth=0.6
@@ -124,7 +126,7 @@ def draw_losses(
         EngFormatter(sep="") if x == "tokens_seen" else lambda value, _: f"{value:,.0f}"
     )
     validated = any(_points(rows, "validation", x, loss) for seeds in series.values() for rows in seeds)
-    _legend(panels[0], series, colour_of, validated, plateau)
+    _legend(panels[0], series, colour_of, width_of, validated, plateau)
     caption(figure, run)
     return figure
 
@@ -141,10 +143,10 @@ def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, 
     return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
 
 
-def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], colour: str) -> None:
+def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], colour: str, width: float) -> None:
     for points in seeds if len(seeds) > 1 else ():
         axes.plot(*_lines(sorted(points.values())), color=colour, linewidth=0.7, alpha=0.4)
-    axes.plot(*_lines(_mean(seeds)), color=colour, linewidth=1.8)
+    axes.plot(*_lines(_mean(seeds)), color=colour, linewidth=width)
 
 
 def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -172,10 +174,11 @@ def _legend(
     axes: Axes,
     series: Mapping[str, Sequence[MetricRows]],
     colour_of: Mapping[str, str],
+    width_of: Mapping[str, float],
     validated: bool,
     plateau: Plateau | None,
 ) -> None:
-    handles = [Line2D([], [], color=colour_of[arm], linewidth=1.8) for arm in series]
+    handles = [Line2D([], [], color=colour_of[arm], linewidth=width_of[arm]) for arm in series]
     names = [
         label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
     ]
@@ -201,8 +204,8 @@ def _legend(
 def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
     """Draw guided heads' attention mass on their pattern by layer and step, in a panel for each arm and pattern.
 
-    A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
-    guidance works early. Arms without guidance are left out; at least one must have it.
+    A cell covers the steps over which its row of metrics is averaged; the first one begins at step 0. The axis of steps
+    is logarithmic, because guidance works early. Arms without guidance are left out; at least one must have it.
 
     run: name of the comparison, for the caption.
     """
@@ -212,11 +215,12 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
         for name in _guided_patterns(rows)
     }
     arms = list(dict.fromkeys(arm for arm, _ in panels))
-    names = list(dict.fromkeys(name for _, name in panels))
+    order = {name: place for place, name in enumerate(MEANINGS)}
+    names = sorted(dict.fromkeys(name for _, name in panels), key=lambda name: order.get(name, len(order)))
     layers = max(mass_NS.shape[0] for _, mass_NS in panels.values())
-    height = max(1.5, min(3.2, 0.22 * layers + 0.6))
-    wide = max(2.2, min(5.0, 9.0 / len(names)))
-    figure = Figure((len(names) * wide + 1.4, len(arms) * (height + 0.4) + 0.5), layout="constrained")
+    height = max(1.4, min(3.2, 0.15 * layers + 0.5))
+    wide = max(2.0, min(4.2, 7.0 / len(names)))
+    figure = Figure((len(names) * wide + 1.2, len(arms) * (height + 0.4) + 0.5), layout="constrained")
     axes = figure.subplots(len(arms), len(names), squeeze=False, sharex=True)
     for row, arm in enumerate(arms):
         for column, name in enumerate(names):
@@ -226,15 +230,17 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
                 continue
             edges_S, mass_NS = panels[arm, name]
             image = _draw_mass(panel, edges_S, mass_NS)
-            panel.set_title(f"{label(arm, 24)}: {label(title(name))}", fontsize=LARGE, parse_math=False)
+            of_arm = "" if len(arms) == 1 else f"{label(arm, 24)}: "
+            panel.set_title(f"{of_arm}{label(title(name))}", fontsize=LARGE, parse_math=False)
             panel.set_ylabel("layer" if column == 0 else "", fontsize=MEDIUM)
-            panel.set_xlabel("step" if row == len(arms) - 1 else "", fontsize=MEDIUM)
+            panel.set_xlabel("step (logarithmic)" if row == len(arms) - 1 else "", fontsize=MEDIUM)
     # All panels share the colour scale from 0 to 1, so the last image is enough for the bar.
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
-    bar.set_label("attention mass on the target", fontsize=MEDIUM)
+    bar.set_label("share of attention on the target\n(colours in proportion)", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
-    firsts = " or ".join(f"{step:,.0f}" for step in sorted({edges_S[1] for edges_S, _ in panels.values()}))
-    caption(figure, run, f"steps on a logarithmic scale; the first column is the mean of steps 1 to {firsts}")
+    of_arm = f" of {arms[0]}" if len(arms) == 1 else ""
+    about = f"Attention of the guided heads{of_arm} on the targets of their patterns"
+    caption(figure, f"{run}: {about[0].lower()}{about[1:]}" if run else about)
     return figure
 
 
@@ -267,5 +273,7 @@ def _draw_mass(axes: Axes, edges_S: np.ndarray, mass_NS: np.ndarray) -> Any:
     places = range(0, layers, 1 if layers <= 8 else 3)
     axes.set_yticks(places, [str(place) for place in places])
     axes.tick_params(labelsize=SMALL, which="both")
+    axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     return image

@@ -20,8 +20,8 @@ def draw_scores(
 ) -> Figure:
     """Draw heat maps, layers by heads, of every head's probe score: models as rows, kinds of query as columns.
 
-    scores: for each model and kind, the score of each layer and head in [0, 1], `NH`. A column has one colour scale,
-        from 0 to its largest score, with a bar below, and the largest of each panel is written into its cell.
+    scores: for each model and kind, the score of each layer and head in [0, 1], `NH`. All panels have one colour scale,
+        from 0 to the largest score, with a bar below, and the largest of each panel is written into its cell.
     assignments: the guided heads of each model, which are framed in the colour of their pattern.
     caption: what the numbers are.
     """
@@ -32,9 +32,8 @@ def draw_scores(
     wide, high = min(2.6, 0.8 + 0.16 * heads), min(2.4, 0.5 + 0.14 * layers)
     figure = Figure((1.0 + len(kinds) * wide, 1.3 + len(scores) * high), layout="constrained")
     panels = figure.subplots(len(scores), len(kinds), squeeze=False)
+    limit = max(1e-9, *(float(of.max()) for of_model in scores.values() for of in of_model.values()))
     for column, kind in enumerate(kinds):
-        largest = max(float(of_model[kind].max()) for of_model in scores.values() if kind in of_model)
-        limit = max(largest, 1e-9)
         for row, (model, of_model) in enumerate(scores.items()):
             axes = panels[row, column]
             if kind not in of_model:
@@ -43,8 +42,8 @@ def draw_scores(
             scores_NH = of_model[kind]
             image = axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=limit, aspect="auto")
             text = f"{scores_NH.max():.2f}".lstrip("0")
-            # White ink on dark cells: the colour of this cell depends on the largest score of the column.
-            _mark(axes, scores_NH, text, "white" if scores_NH.max() > 0.5 * largest else "black")
+            # White ink on dark cells: the colour of this cell depends on the largest score of all panels.
+            _mark(axes, scores_NH, text, "white" if scores_NH.max() > 0.5 * limit else "black")
             _frame(axes, assignments[model], scores_NH, colours)
             if row == 0:
                 axes.set_title(label(kind, 24), fontsize=MEDIUM)
@@ -52,8 +51,12 @@ def draw_scores(
                 axes.set_ylabel(f"{label(model, 18)}\nlayer", fontsize=MEDIUM)
             if row == len(scores) - 1:
                 axes.set_xlabel("head", fontsize=MEDIUM)
-        bar = figure.colorbar(image, ax=panels[:, column], location="bottom", ticks=[0, limit], format="%.2g")
-        bar.ax.tick_params(labelsize=SMALL)
+    shrink = min(1.0, 2.6 / figure.get_figwidth())
+    bar = figure.colorbar(
+        image, ax=panels, location="bottom", shrink=shrink, aspect=30, ticks=[0, limit], format="%.2g"
+    )
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label("share of right answers", fontsize=MEDIUM, labelpad=-6)
     _title(figure, caption, colours)
     return figure
 

@@ -17,6 +17,7 @@ from matplotlib.ticker import PercentFormatter
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, WIDTH, label
 from ag_jax.analysis.maps import (
+    KINDS,
     AttentionMaps,
     measured,
     pattern_names,
@@ -74,7 +75,8 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     rim_x, rim_y = 0.5 + right / 2, 0.5 + down / 2
     axes.set(xlim=(-rim_x, mosaic.shape[1] - 1 + rim_x), ylim=(mosaic.shape[0] - 1 + rim_y, -rim_y))
     axes.set_frame_on(False)
-    names = [f"{head}\n{label(title(owner)) if owner else maps.unguided}" for head, owner in enumerate(owners)]
+    free = maps.unguided(assignment)
+    names = [f"{head}\n{label(title(owner)) if owner else free}".rstrip() for head, owner in enumerate(owners)]
     steep = 90 if size.width < 0.75 else 0
     axes.set_xticks([left + (wide - 1) / 2 for left in lefts], names, fontsize=SMALL, rotation=steep)
     axes.set_yticks([top + (high - 1) / 2 for top in tops], [str(layer) for layer in range(layers)], fontsize=SMALL)
@@ -86,6 +88,8 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     axes.set_ylabel("layer", fontsize=MEDIUM)
     canvas.weight_bar(figure, image, [axes], blocks)
     canvas.caption(figure, *maps.caption)
+    kind = KINDS[maps.kind]
+    figure.supxlabel(f"in each map, row: {kind.row}, column: {kind.column}", fontsize=SMALL, color="0.35")
     return figure
 
 
@@ -99,10 +103,10 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = assignment.of_layer(heads)
     cells = len(by_name) + 2  # with the strongest pattern and a legend
-    columns = min((4, 3, 5), key=lambda columns: -cells % columns)  # as few empty cells as possible
+    columns = min((4, 3), key=lambda columns: -cells % columns)  # as few empty cells as possible
     rows = math.ceil(cells / columns)
     height = max(1.6, min(3.4, 2.3 * layers / heads))
-    figure = Figure((columns * 2.5 + 0.8, rows * (height + 0.6) + 0.4), layout="constrained")
+    figure = Figure((columns * 2.2 + 0.8, rows * (height + 0.6) + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel in axes.flat:
         panel.set_axis_off()
@@ -119,9 +123,9 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
         panel.set_ylabel("layer" if number % columns == 0 else "", fontsize=MEDIUM)
         panel.set_xlabel("head" if number + columns >= cells - 1 else "", fontsize=MEDIUM)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, format=PercentFormatter(1.0, decimals=0))
-    bar.set_label("attention mass on the pattern's target", fontsize=MEDIUM)
+    bar.set_label("share of attention on the pattern's target (colours in proportion)", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
-    canvas.caption(figure, *maps.caption[:2])
+    canvas.caption(figure, *maps.caption)
     return figure
 
 

@@ -8,7 +8,9 @@ Shape letters: N layers, H heads, L length, Q query position, K key position.
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -26,14 +28,13 @@ from ag_jax.analysis.maps import (
     AttentionMaps,
     Heads,
     Measured,
+    is_clear,
     measured,
     strongest_pattern,
     title,
 )
 from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PatternTokens
-
-MOST_INCHES = 4.1  # longest side of a map that grows to label all of its tokens
 
 __all__ = [
     "attack_figure",
@@ -47,6 +48,7 @@ __all__ = [
     "draw_means",
     "draw_overview",
     "draw_patterns",
+    "draw_training",
     "file_suffix",
     "loss_curves",
     "map_figure",
@@ -55,6 +57,7 @@ __all__ = [
     "pattern_figure",
     "save",
     "save_inspection",
+    "training_figure",
 ]
 
 
@@ -66,37 +69,45 @@ def save_inspection(
     step: int | None,
     layers: Sequence[int] | None = None,
     heads: Heads = (),
+    text: str = "",
 ) -> list[epath.Path]:
     """Write figures of a model's attention as PNGs (all maps, single heads, mass on patterns); return their paths.
 
-    The file names also have the kind of attention, if that is not the encoder's, and the heads whose outputs were
-    zeroed, if there are any: attention_cross_overview_step100.png, attention_overview_step100_without3.2+4.1.png.
+    The file names also have the kind of attention, if that is not the encoder's, the first words of the text, if it is
+    not the model's own, and the heads whose outputs were zeroed, if there are any:
+    attention_cross_overview_step100.png, attention_overview_step100_the_lawyers_praised_1f3a_without3.2_4.1.png.
 
     step: training step of the model, for the file names; None leaves it out.
     layers: layers of `draw_heads`, None for its own choice.
     heads: heads that `draw_chosen` draws in place of `draw_heads`; none for `draw_heads`.
+    text: text for the file names; empty for the model's own.
     """
     folder = epath.Path(directory)
     figures = {"overview": draw_overview(maps, assignment)}
     if heads:
         figures[f"heads{_short(heads)}"] = draw_chosen(maps, assignment, special, heads)
     else:
-        names = "" if layers is None else "_layers" + "+".join(str(layer) for layer in layers)
+        names = "" if layers is None else "_layers" + "_".join(str(layer) for layer in layers)
         figures[f"heads{names}"] = draw_heads(maps, assignment, special, layers)
     figures["mass"] = draw_mass(maps, assignment, special)
     kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
-    suffix = file_suffix(step, maps.without)
+    suffix = file_suffix(step, maps.without, text)
     return [save(figure, folder / f"attention_{kind}{name}{suffix}.png") for name, figure in figures.items()]
 
 
-def file_suffix(step: int | None, without: Heads) -> str:
-    """Return the end of a figure's file name, such as `_step100_without3.2`: the step, and the zeroed heads."""
-    return ("" if step is None else f"_step{step}") + (f"_without{_short(without)}" if without else "")
+def file_suffix(step: int | None, without: Heads, text: str = "") -> str:
+    """Return the end of a figure's file name, such as `_step100_without3.2`: the step, the text and the zeroed heads.
+
+    text: its first words are in the name, with the beginning of a hash; empty leaves it out.
+    """
+    words = [word[:12] for word in re.findall("[a-z0-9]+", text.lower())[:3]]
+    named = "_".join(["", *words, hashlib.sha256(text.encode()).hexdigest()[:4]]) if text else ""
+    return ("" if step is None else f"_step{step}") + named + (f"_without{_short(without)}" if without else "")
 
 
 def _short(heads: Heads) -> str:
-    """Return heads as a part of a file name, such as `3.2+4.1`, or their number and a hash if they are many."""
-    names = "+".join(f"{layer}.{head}" for layer, head in heads)
+    """Return heads as a part of a file name, such as `3.2_4.1`, or their number and a hash if they are many."""
+    names = "_".join(f"{layer}.{head}" for layer, head in heads)
     if len(heads) > MOST_NAMED:
         return f"_{len(heads)}_heads_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return names
@@ -121,6 +132,16 @@ def map_figure(
 ) -> epath.Path:
     """Write the figure of a comparison's attention maps during training (`draw_maps`) as a PNG; return the path."""
     return save(draw_maps(columns, layer, head, run), path)
+
+
+def training_figure(
+    stages: Sequence[tuple[str, AttentionMaps, Assignment]],
+    special: PatternTokens,
+    layer: int,
+    path: str | os.PathLike,
+) -> epath.Path:
+    """Write the figure of a layer's attention maps during training (`draw_training`) as a PNG; return the path."""
+    return save(draw_training(stages, special, layer), path)
 
 
 def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike, run: str = "") -> epath.Path:
@@ -150,70 +171,110 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Draw attention maps of one head for each guiding pattern, beside the pattern's target, and of two free heads.
+    """Draw attention maps of one head for each guiding pattern, beside the pattern's target, and of a free head.
 
-    The free heads are the first two. Each head has a row, and each layer a column; the maps of guided heads are framed.
-    The title of a guided head's map has the head's mass on the target; the title of a free head's map has the head's
-    `strongest_pattern` and the mass on it, unless the attention is hard-coded. Beside a mass is that of a head that
-    attends uniformly.
+    Each head has a row, and each layer a column; the maps of guided heads are framed. The title of a guided head's map
+    has the head's mass on the target, and the title of the target that of a head that attends uniformly. The title of a
+    free head's map has its `strongest_pattern` and the mass on it, if this is clearly above chance (`maps.is_clear`).
+    Without guidance, the first two heads are drawn.
 
-    layers: layers to draw; None draws the first, the middle and the last.
+    layers: layers to draw; None draws the first and the last.
     """
-    count, heads = maps.weights_NHQK.shape[:2]
-    layers = sorted({0, count // 2, count - 1}) if layers is None else list(layers)
-    owners, names = assignment.of_layer(heads), assignment.names
-    free = [head for head, owner in enumerate(owners) if owner is None]
-    rows = [owners.index(name) for name in names] + free[:2]
-    masses = _Masses.of(maps, special, assignment)
+    last = len(maps.weights_NHQK) - 1
+    chosen = sorted({0, last}) if layers is None else layers
+    columns = [_Column(f"layer {layer}", maps, layer, assignment) for layer in chosen]
+    return _draw_rows(columns, special, maps.caption)
 
-    columns = len(layers) + bool(names)  # the targets come last; a run without guidance has none
-    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(rows))), 1.5 * WIDTH / columns)
-    figure = Figure((columns * size.width + 2.6, len(rows) * (size.height + 0.4) + 2.3), layout="compressed")
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    colours = pattern_colours(maps, assignment)
+
+def draw_training(
+    stages: Sequence[tuple[str, AttentionMaps, Assignment]], special: PatternTokens, layer: int
+) -> Figure:
+    """Draw attention maps of a layer's heads, in rows as in `draw_heads`, at stages of training, the columns.
+
+    stages: for each its label, its maps, all of the same text, and the guided heads of its model. The heads of the
+        first stage are drawn, and the maps of all stages are measured by their patterns.
+    """
+    columns = [_Column(name, maps, layer, assignment) for name, maps, assignment in stages]
+    about = f"{KINDS[stages[0][1].kind].title}: attention in layer {layer} during training"
+    return _draw_rows(columns, special, (about, stages[0][1].sentence))
+
+
+class _Column(NamedTuple):
+    """A column of attention maps: its name, the maps, their layer, and the guided heads of their model."""
+
+    name: str
+    maps: AttentionMaps
+    layer: int
+    assignment: Assignment
+
+
+def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequence[str]) -> Figure:
+    """Draw a row of attention maps for one head of each guiding pattern and for a free head; see `draw_heads`."""
+    _, first, _, assignment = columns[0]
+    heads, names = first.weights_NHQK.shape[1], assignment.names
+    owners = assignment.of_layer(heads)
+    free = [head for head, owner in enumerate(owners) if owner is None]
+    rows = [owners.index(name) for name in names] + free[: 1 if names else 2]
+    wide = len(columns) + bool(names)  # the targets come last; a run without guidance has none
+    longest = max(1.45, min(3.4, (WIDTH - 1.0) / wide))
+    size = canvas.map_size(len(first.row_tokens), len(first.tokens), longest)
+    figure = Figure((wide * size.width + 1.0, len(rows) * (size.height + 0.25) + 1.4), layout="compressed")
+    axes = figure.subplots(len(rows), wide, squeeze=False)
+    colours = pattern_colours(first, assignment)
+    masses = [_Masses.of(column.maps, special, assignment) for column in columns]
     for row, head in enumerate(rows):
         owner = owners[head]
-        for column, layer in enumerate(layers):
-            image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
-            _set_title(axes[row, column], size, f"layer {layer}", masses.of_head(layer, head))
-            if guide := masses.owners_NH[layer, head]:
-                canvas.frame(axes[row, column], colours[guide])
+        for place, (column, of_column) in enumerate(zip(columns, masses, strict=True)):
+            panel = axes[row, place]
+            image = canvas.draw_map(panel, column.maps.weights_NHQK[column.layer, head], size)
+            heading = label(column.name, 30) if row == 0 else ""
+            _set_title(panel, size, heading, *of_column.of_head(column.layer, head)[:1])
+            guide = column.assignment.patterns(*column.maps.weights_NHQK.shape[:2])[column.layer, head]
+            if guide:
+                canvas.frame(panel, colours[guide])
         if owner:
-            canvas.draw_map(axes[row, -1], masses.by_name[owner].target_QK, size)
-            _set_title(axes[row, -1], size, f"target {label(title(owner))}")
+            of_owner = masses[0].by_name[owner]
+            canvas.draw_map(axes[row, -1], of_owner.target_QK, size)
+            chance = sorted({f"{of_owner.chance_N[column.layer]:.2f}" for column in columns})
+            _set_title(axes[row, -1], size, f"target (chance {' to '.join(chance)})")
             canvas.frame(axes[row, -1], colours[owner])
-        axes[row, 0].set_ylabel(f"head {head}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
-        for column, panel in enumerate(axes[row]):
-            lowest = len(rows) - 1 if column < len(layers) else len(names) - 1
-            row_tokens = maps.row_tokens if column == 0 else ()
-            canvas.token_ticks(panel, size, rows=row_tokens, columns=maps.tokens if row == lowest else ())
+        kind = first.unguided(assignment)
+        axes[row, 0].set_ylabel(f"head {head}" + (f" ({kind})" if kind and not owner else ""), fontsize=MEDIUM)
+        for place, panel in enumerate(axes[row]):
+            row_tokens = first.row_tokens if place == 0 else ()
+            canvas.token_ticks(panel, size, rows=row_tokens, columns=first.tokens if row == len(rows) - 1 else ())
     # Free heads have no target: the bar takes the first of these places.
     spare = list(axes[len(names) :, -1]) if names else []
-    canvas.fill(figure, image, axes, spare, _blocks(maps, size))
-    canvas.caption(figure, *maps.caption)
+    canvas.fill(figure, image, axes, spare, _blocks(first, size))
+    canvas.caption(figure, *caption)
+    canvas.map_axes(axes[-1, 0], KINDS[first.kind].row, KINDS[first.kind].column)
     return figure
 
 
 def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
     """Draw the maps of these heads, titled with the mass on the pattern that guides the head, else on its strongest.
 
-    The titles are as in `draw_heads`.
+    The titles are as in `draw_heads`, with the mass of a head that attends uniformly.
     """
     masses, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
-    size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
+    size = canvas.map_size(
+        len(maps.row_tokens), len(maps.tokens), max(1.9, min(3.4, (WIDTH - 1.0) / min(3, len(heads))))
+    )
     columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
-    figure = Figure((columns * size.width + 2.6, rows * (size.height + 1.3) + 1.5), layout="compressed")
+    figure = Figure((columns * size.width + 1.0, rows * (size.height + 1.0) + 1.6), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False)
     for number, (panel, (layer, head)) in enumerate(zip(axes.flat, heads, strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[layer, head], size)
         owner = masses.owners_NH[layer, head]
-        kind = "" if owner else f" ({maps.unguided})"
-        _set_title(panel, size, f"layer {layer}, head {head}{kind}", masses.of_head(layer, head))
+        kind = maps.unguided(assignment)
+        kind = f" ({kind})" if kind and not owner else ""
+        _set_title(panel, size, f"layer {layer}, head {head}{kind}", " ".join(masses.of_head(layer, head)))
         if owner:
             canvas.frame(panel, colours[owner])
         _grid_ticks(axes, number, len(heads), size, maps.row_tokens, maps.tokens)
     canvas.fill(figure, image, axes, axes.flat[len(heads) :], _blocks(maps, size))
     canvas.caption(figure, *maps.caption)
+    canvas.map_axes(axes[(len(heads) - 1) // columns, 0], KINDS[maps.kind].row, KINDS[maps.kind].column)
     return figure
 
 
@@ -240,15 +301,17 @@ class _Masses:
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
         """Return the parts of a head's title: its attention mass on a pattern (`0.82 on [Next]`) and that by chance.
 
-        The pattern is the one that guides the head, or else the head's strongest one.
+        The pattern is the one that guides the head, or else the head's strongest one, if the mass is clearly above
+        chance; otherwise there is none.
         """
         owner = self.owners_NH[layer, head]
-        if self.maps.is_fixed and not owner:
-            return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
         name = owner or self.best_NH[layer, head]
         mass, chance = self.by_name[name].mass_NH[layer, head], self.by_name[name].chance_N[layer]
         if np.isnan(mass):
             return (f"– on {label(title(name))}",)
+        # Hard-coded weights follow no pattern, however much of them happens to lie on one.
+        if not owner and (self.maps.is_fixed or not is_clear(mass, chance)):
+            return ()
         return f"{mass:.2f} on {label(title(name))}", f"(chance {chance:.2f})"
 
 
@@ -275,16 +338,6 @@ def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> 
     axes.set_title("\n".join(broken), fontsize=MEDIUM, parse_math=False)
 
 
-def _map_size(maps: AttentionMaps, longest: float, most: float = MOST_INCHES) -> canvas.Size:
-    """Return the size in which to draw an attention map: `longest` inches, or more if all tokens then have labels.
-
-    It grows up to `MOST_INCHES` and `most`.
-    """
-    queries, keys = len(maps.row_tokens), len(maps.tokens)
-    needed = canvas.room_for_labels(max(queries, keys))
-    return canvas.map_size(queries, keys, max(longest, needed) if needed <= min(MOST_INCHES, most) else longest)
-
-
 def _blocks(maps: AttentionMaps, size: canvas.Size) -> canvas.Blocks:
     return canvas.block_sizes(len(maps.row_tokens), len(maps.tokens), size)
 
@@ -294,9 +347,9 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
 
     text: the sentence, for people; empty shows its tokens.
     """
-    inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
+    inches = max(1.9, min(2.4, canvas.room_for_labels(len(tokens))))  # room for every token, if that is possible
     columns, rows = canvas.grid(len(target_by_name), int(WIDTH / inches))
-    figure = Figure((columns * inches + 1.8, rows * (inches + 0.9) + 1.0), layout="compressed")
+    figure = Figure((columns * inches + 1.0, rows * (inches + 0.9) + 1.6), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False)
     size = canvas.Size(inches, inches)
     for number, (panel, (name, target_QK)) in enumerate(zip(axes.flat, target_by_name.items(), strict=False)):
@@ -305,7 +358,8 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
         _grid_ticks(axes, number, len(target_by_name), size, tokens, tokens)
     spare = axes.flat[len(target_by_name) :]
     canvas.fill(figure, image, axes, spare, canvas.block_sizes(len(tokens), len(tokens), size))
-    canvas.caption(figure, "Targets of the patterns", text or " ".join(tokens), KINDS["encoder"].caption)
+    canvas.caption(figure, "Targets of the patterns", text or " ".join(tokens))
+    canvas.map_axes(axes[(len(target_by_name) - 1) // columns, 0], KINDS["encoder"].row, KINDS["encoder"].column)
     return figure
 
 
@@ -328,8 +382,8 @@ def draw_maps(
     heads = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
     rows = max(len(series) for series in columns.values())
     wide = len(heads) * len(columns)
-    inches = max(1.6, min(3.4, WIDTH / wide))
-    figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 2.0), layout="compressed")
+    inches = max(1.6, min(3.4, (WIDTH - 1.0) / wide))
+    figure = Figure((wide * inches + 1.0, rows * (inches + 0.15) + 2.2), layout="compressed")
     axes = figure.subplots(rows, wide, squeeze=False)
     for panel in axes.ravel():  # panels stay empty where an arm has fewer maps, or lacks a head
         panel.set_axis_off()
@@ -355,7 +409,8 @@ def draw_maps(
     longest = max((maps for series in columns.values() for _, maps in series), key=lambda maps: len(maps.tokens))
     longest_size = canvas.map_size(len(longest.row_tokens), len(longest.tokens), inches)
     canvas.weight_bar(figure, image, axes, _blocks(longest, longest_size))
-    canvas.caption(figure, run, longest.sentence, KINDS[longest.kind].caption)
+    canvas.caption(figure, run, longest.sentence)
+    canvas.map_axes(axes[-1, 0], KINDS[longest.kind].row, KINDS[longest.kind].column)
     return figure
 
 
@@ -368,10 +423,10 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     run: what the maps are of, such as a comparison and its step, for the caption.
     """
     first = next(iter(maps_by_arm.values()))
-    size = _map_size(first, 3.4)
-    columns, rows = canvas.grid(len(maps_by_arm), max(3, int(WIDTH / size.width)))
-    # Room for labels of the rows and the colour bar, and for labels of the columns, where a row may be incomplete.
-    wide, high = columns * size.width + 2.6, rows * (size.height + 0.4) + 2.1 + (rows > 1)
+    columns, rows = canvas.grid(len(maps_by_arm), 3)
+    size = canvas.map_size(len(first.row_tokens), len(first.tokens), min(2.45, (WIDTH - 1.0) / columns))
+    # Room for labels of the rows, and for labels of the columns, where a row may be incomplete.
+    wide, high = columns * size.width + 1.0, rows * (size.height + 0.4) + 1.9 + (rows > 1)
     figure = Figure((wide, high), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False)
     for number, (panel, (arm, maps)) in enumerate(zip(axes.flat, maps_by_arm.items(), strict=False)):
@@ -380,7 +435,9 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
         _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_tokens, maps.tokens)
     canvas.fill(figure, image, axes, axes.flat[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
-    canvas.caption(figure, run, f"{kind.title}, mean over the heads of the last layer", first.sentence, kind.caption)
+    about = f"{kind.title}: last layer, mean over its heads{', ' if run else ''}{run}"
+    canvas.caption(figure, about, first.sentence)
+    canvas.map_axes(axes[(len(maps_by_arm) - 1) // columns, 0], kind.row, kind.column)
     return figure
 
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, caption, label, save
+from ag_jax.analysis.figures.canvas import MEDIUM, PALETTE, SMALL, WEIGHTS, label, save
+
+WORST = 0.12  # place of the worst cell on the colour map, whose beginning is white
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,30 +40,41 @@ def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str,
     figures = []
     for heat_map in maps:
         if any(cell is not None for row in heat_map.cells for cell in row):
-            path = save(draw_heat_map(heat_map, directory.parent.name), directory / f"search_{heat_map.arm}.png")
+            path = save(draw_heat_map(heat_map), directory / f"search_{heat_map.arm}.png")
             figures.append((heat_map.arm, f"{directory.name}/{path.name}"))
     return figures
 
 
-def draw_heat_map(heat_map: HeatMap, run: str = "") -> Figure:
-    """Draw a search's heat map with its number in each cell, the better the darker; cells without one are empty.
+def draw_heat_map(heat_map: HeatMap) -> Figure:
+    """Draw a search's heat map with its number in each cell, the better the darker, and a frame around the best cell.
 
-    run: name of the search, for the caption.
+    The worst cell has a light colour, and cells without a number are white with a cross.
     """
     cells = np.array([[np.nan if cell is None else cell for cell in row] for row in heat_map.cells], np.float64)
     figure = Figure((1.6 + 0.9 * cells.shape[1], 1.1 + 0.45 * cells.shape[0]), layout="constrained")
     axes = figure.subplots()
     low, high = np.nanmin(cells), np.nanmax(cells)
-    best, colours = ("lowest", f"{WEIGHTS}_r") if heat_map.is_lower_better else ("highest", WEIGHTS)
-    axes.imshow(cells, cmap=colours, vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
+    best = low if heat_map.is_lower_better else high
+    goodness = 1 - abs(cells - best) / max(high - low, 1e-6)
+    axes.imshow(WORST + (1 - WORST) * goodness, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
     for (row, column), cell in np.ndenumerate(cells):
         if np.isfinite(cell):
-            dark = (cell - low if heat_map.is_lower_better else high - cell) <= 0.4 * (high - low)
-            axes.text(column, row, f"{cell:.3f}", ha="center", va="center", fontsize=SMALL, color="w" if dark else "k")
+            ink = "w" if goodness[row, column] > 0.5 else "k"
+            axes.text(column, row, f"{cell:.3f}", ha="center", va="center", fontsize=SMALL, color=ink)
+        else:
+            axes.plot(column, row, "x", color="0.6", markersize=6)
+    row, column = np.argwhere(cells == best)[0]
+    frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=PALETTE[1], linewidth=2.5)
+    axes.add_patch(frame).set_clip_on(False)  # or the edge of the axes would hide half of the line
     axes.set_xticks(range(cells.shape[1]), [label(value) for value in heat_map.column_values], fontsize=SMALL)
     axes.set_yticks(range(cells.shape[0]), [label(value) for value in heat_map.row_values], fontsize=SMALL)
     axes.set_xlabel(heat_map.columns, fontsize=MEDIUM)
     axes.set_ylabel(heat_map.rows, fontsize=MEDIUM)
-    axes.set_title(label(f"{heat_map.arm}: {best} {heat_map.metric}", 60), fontsize=LARGE, loc="left", parse_math=False)
-    caption(figure, run)
+    which = "lowest" if heat_map.is_lower_better else "highest"
+    axes.set_title(
+        label(f"{heat_map.arm}: {heat_map.metric}, the {which} framed", 60),
+        fontsize=MEDIUM,
+        loc="left",
+        parse_math=False,
+    )
     return figure

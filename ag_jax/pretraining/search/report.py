@@ -228,32 +228,44 @@ def sections(
     content: its numbers, as `numbers` returns them.
     images: path relative to the report of the heat map of each arm that has one.
     """
-    metric, found = study.search.metric, [Section("Robustness", robustness(content))]
+    metric = study.search.metric
+    lines = [f"* **{arm}**: {_best_point(of_arm, metric)}" for arm, of_arm in content["arms"].items()]
+    found = [Section("", ["\n".join(lines), _choice(study)])]
     for arm, of_arm in choose.by_arm(results).items():
         numbers_of_arm = content["arms"][arm]
-        blocks = [*_best_point(numbers_of_arm, metric, study), *_ranking(of_arm, numbers_of_arm, metric)]
-        blocks += _settings_blocks(numbers_of_arm["settings"], metric)
-        blocks += [Figure(f"{metric}, {arm}", images[arm])] if arm in images else []
+        blocks: list[Block] = [Figure(f"{metric} of {arm} by two settings", images[arm])] if arm in images else []
+        blocks += [*_ranking(of_arm, numbers_of_arm, metric), *_settings_blocks(numbers_of_arm["settings"], metric)]
         found.append(Section(arm, blocks))
-    return found
+    return [*found, Section("Robustness", robustness(content))]
 
 
-def _best_point(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[Block]:
-    count = len(of_arm["points"])
+def _best_point(of_arm: Mapping[str, Any], metric: str) -> str:
+    """Return a sentence on the best point of an arm and on how many of its points left the plateau."""
+    count, robust = len(of_arm["points"]), of_arm["robustness"]
     if of_arm["best"] is None:
         finished = sum(one["status"] == "done" for one in of_arm["points"].values())
         reason = f"{finished} are done, but did not measure `{metric}`" if finished else "all failed"
-        return [f"There is no best point: of {count} points, {reason}."]
+        return f"there is no best point: of {count} points, {reason}."
+    value = of_arm["points"][of_arm["best"]][metric]
+    left = f"; {robust['left_plateau']} of {robust['points']} points left the plateau" if robust["points"] else ""
+    return f"the best of {count} points is **{of_arm['best']}** with a {_in_words(metric)} of {value:.3f}{left}."
+
+
+def _in_words(metric: str) -> str:
+    return metric.replace("_", " ") if metric in LOSSES else f"`{metric}`"
+
+
+def _choice(study: Study) -> str:
+    """Return sentences on how the best points were chosen."""
+    metric, seeds = study.search.metric, study.search.seeds
     is_lower_better = Criterion.of_objective(metric).is_lower_better
-    direction = "" if is_lower_better else " (the higher, the better)"
-    blocks: list[Block] = [f"The best of {count} points by `{metric}`{direction} is **{of_arm['best']}**."]
-    if len(study.search.seeds) > 1:
-        blocks.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
+    texts = [f"The best point has the {'lowest' if is_lower_better else 'highest'} {_in_words(metric)}."]
+    if len(seeds) > 1:
+        texts.append(f"A point is judged by the mean over the seeds {', '.join(map(str, seeds))}.")
     if metric not in ("train_loss", "average_train_loss"):
-        name = "validation loss" if metric == "validation_loss" else f"`{metric}`"
         too = "low" if is_lower_better else "high"
-        blocks.append(f"The {name} of the best point is a little too {too}, because the point was chosen by it.")
-    return blocks
+        texts.append(f"That of the best point is a little too {too}, because the point was chosen by it.")
+    return " ".join(texts)
 
 
 def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[Block]:
