@@ -1217,10 +1217,10 @@ BUGS = (
     ),
     Bug(
         "a token that begins with a space belongs to the word before",
-        "ag_jax/api/attention.py",
-        "for token, (_, stop) in enumerate(",
-        "for token, (stop, _) in enumerate(",
-        "tests/test_api.py",
+        "ag_jax/analysis/words.py",
+        "spans[at][1] <= begin:",
+        "spans[at][1] < begin:",
+        "tests/analysis/test_words.py",
     ),
     Bug(
         "a notebook gets the escape sequences of a terminal",
