@@ -47,7 +47,7 @@ def compared(overrides, tmp_path_factory):
     workdir = epath.Path(tmp_path_factory.mktemp("compared"))
     (workdir / "arms.py").write_text(ARMS)
     with on_one_device(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_figures", lambda *given: [])  # drawn in test_comparison.py
+        patch.setattr(comparison, "_figures", lambda *given: {})  # drawn in test_comparison.py
         return comparison.compare(config_files.load(str(workdir / "arms.py"), overrides), workdir)
 
 
