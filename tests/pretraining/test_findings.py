@@ -37,10 +37,15 @@ def test_with_one_seed_a_difference_is_measured_by_the_noise_of_the_held_out_tex
 
 
 def test_over_seeds_an_interval_tells_arms_apart():
-    found = {name: findings.difference([1, 2], [2, 3], {"interval": of}) for name, of in INTERVALS.items()}
+    found = {
+        name: findings.difference([1, 2], [2, 3], {"interval": of, "p_corrected": 0.01})
+        for name, of in INTERVALS.items()
+    }
     assert [of.is_apart for of in found.values()] == [True, False, True]
     assert "1.20 to 1.30" in found["below"].evidence, "of the size of a difference, which is told in words"
     assert "-0.10 to +0.040" in found["around"].evidence
+    overruled = findings.difference([1, 2], [2, 3], {"interval": (0.2, 0.25), "p_corrected": 0.07})
+    assert not overruled.is_apart and "+0.20 to +0.25" in overruled.evidence and "0.07" in overruled.evidence
     assert [findings.difference([1, 2], values, None).is_apart for values in ([1, 2], [2, 3])] == [False, True]
     assert not findings.difference([20.0], [21.0], None, over_sentences=(-0.5, 2.5)).is_apart
 
