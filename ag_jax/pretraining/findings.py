@@ -48,7 +48,8 @@ class Difference(NamedTuple):
 
 
 def _number(value: float, sign: str = "") -> str:
-    return f"{value:{sign}.{2 if abs(value) >= 0.1 else 3}f}"
+    kind = ".2f" if abs(value) >= 0.1 else ".3f" if abs(value) >= 0.001 or value == 0 else ".1g"
+    return f"{value:{sign}{kind}}"
 
 
 def difference(

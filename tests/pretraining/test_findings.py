@@ -44,6 +44,7 @@ def test_over_seeds_an_interval_tells_arms_apart():
     assert [of.is_apart for of in found.values()] == [True, False, True]
     assert "1.20 to 1.30" in found["below"].evidence, "of the size of a difference, which is told in words"
     assert "-0.10 to +0.040" in found["around"].evidence
+    assert findings.difference([1.0], [1.0004], None).size == "0.0004", "not nothing"
     overruled = findings.difference([1, 2], [2, 3], {"interval": (0.2, 0.25), "p_corrected": 0.07})
     assert not overruled.is_apart and "+0.20 to +0.25" in overruled.evidence and "0.07" in overruled.evidence
     assert [findings.difference([1, 2], values, None).is_apart for values in ([1, 2], [2, 3])] == [False, True]
