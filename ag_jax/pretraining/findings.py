@@ -241,7 +241,7 @@ def arms_in_words(
     """Return what each arm of a comparison is, in words.
 
     settings: the flat settings of each arm, without those that have no effect there.
-    alphas: the coefficient of guidance at the first step, of each arm.
+    alphas: the coefficient of guidance at the first step, of each arm with guidance.
     """
     is_guided = any(config.guidance.mode != "none" for config in configs.values())
     is_attacked = any(config.adversarial.method != "none" for config in configs.values())
@@ -258,7 +258,7 @@ def arms_in_words(
         parts = []
         if is_guided:
             heads = heads_in_words(config)
-            parts.append(_guidance(config, alphas[arm], heads, described.setdefault(heads, arm), arm))
+            parts.append(_guidance(config, alphas.get(arm), heads, described.setdefault(heads, arm), arm))
         if is_attacked:
             method = config.adversarial.method
             parts.append("without an attack" if method == "none" else f"trained against the attack `{method}`")
@@ -271,7 +271,7 @@ def arms_in_words(
     return texts
 
 
-def _guidance(config: ExperimentConfig, alpha: float, heads: str, first: str, arm: str) -> str:
+def _guidance(config: ExperimentConfig, alpha: float | None, heads: str, first: str, arm: str) -> str:
     if config.guidance.mode == "none":
         return "without guidance"
     if first != arm:

@@ -113,7 +113,7 @@ def test_arms_in_words():
     }
     settings = {arm: {"guidance.mode": of.guidance.mode, "model.layers": 3} for arm, of in configs.items()}
     settings["weak"]["model.layers"] = 4
-    texts = findings.arms_in_words(configs, settings, dict.fromkeys(configs, 10.0) | {"weak": 0.5})
+    texts = findings.arms_in_words(configs, settings, {"ag": 10.0, "weak": 0.5})
     assert "without guidance" in texts["plain"] and "`model.layers=3`" in texts["plain"] and "layers=4" in texts["weak"]
     for part in (
         "head 0 of layers 0-1 towards [Next]",
