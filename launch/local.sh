@@ -27,7 +27,7 @@ END
 
 case ${1:-} in
   -h | --help) usage && exit ;;
-  "") set -- compare --config=configs/quickstart.py --workdir=runs/quickstart ;;
+  "") set -- compare --config=quickstart --workdir=runs/quickstart ;;
 esac
 set_up base
 # Pages of 2 MiB for arrays: a training step on a CPU is faster with them.

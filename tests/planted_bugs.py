@@ -1250,6 +1250,34 @@ BUGS = (
         "section[name] = value",
         "tests/test_config_files.py",
     ),
+    Bug(
+        "the standard error of a validation loss grows with the held-out text",
+        "ag_jax/pretraining/findings.py",
+        "math.sqrt(variance * tokens_of_row / tokens)",
+        "math.sqrt(variance / tokens_of_row * tokens)",
+        "tests/pretraining/test_findings.py",
+    ),
+    Bug(
+        "the result of a report calls a higher loss lower",
+        "ag_jax/pretraining/findings.py",
+        'verb = "raises" if of.change > 0 else "lowers"',
+        'verb = "lowers" if of.change > 0 else "raises"',
+        "tests/pretraining/test_findings.py",
+    ),
+    Bug(
+        "a free head follows a pattern at chance in a short text",
+        "ag_jax/analysis/maps.py",
+        "return mass >= chance + CLEAR * (1 - chance)",
+        "return mass >= CLEAR",
+        "tests/analysis/test_plots.py",
+    ),
+    Bug(
+        "the frame of a search is around another cell than the best",
+        "ag_jax/analysis/figures/search.py",
+        "row, column = np.argwhere(cells == best)[0]",
+        "column, row = np.argwhere(cells == best)[0]",
+        "tests/analysis/test_search_figures.py",
+    ),
 )
 
 

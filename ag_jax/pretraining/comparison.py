@@ -211,7 +211,11 @@ def _compared(
     """Return the paragraphs of a report on what was compared: the arms, and facts about text, model and training."""
     configs = {arm: config for arm, (_, config) in runs.items()}
     settings, summaries = {arm.name: arm.settings for arm in results}, {arm.name: arm.summaries[0] for arm in results}
-    alphas = {arm: float(alpha.hyperparameters(config, directory).alpha) for arm, (directory, config) in runs.items()}
+    alphas = {
+        arm: float(alpha.hyperparameters(config, directory).alpha)
+        for arm, (directory, config) in runs.items()
+        if config.guidance.mode != "none"
+    }
     seconds = {arm.name: sum(row["seconds"] for row in arm.metrics[0] if row["split"] == "train") for arm in results}
     texts = findings.arms_in_words(configs, settings, alphas)
     lines = [f"**{arm}**: {text}." for arm, text in texts.items()]

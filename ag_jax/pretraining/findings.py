@@ -10,6 +10,7 @@ from ag_jax.analysis.maps import MEANINGS, title
 from ag_jax.attention.assignment import Assignment, assign_cross_heads, assign_decoder_heads
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.records import sources
+from ag_jax.evaluation.significance import SIGNIFICANT
 from ag_jax.evaluation.translation import LABELS
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.pretraining import build
@@ -47,7 +48,8 @@ class Difference(NamedTuple):
 
 
 def _number(value: float, sign: str = "") -> str:
-    return f"{value:{sign}.{2 if abs(value) >= 0.1 else 3}f}"
+    kind = ".2f" if abs(value) >= 0.1 else ".3f" if abs(value) >= 0.001 or value == 0 else ".1g"
+    return f"{value:{sign}{kind}}"
 
 
 def difference(
@@ -69,14 +71,15 @@ def difference(
     seeds = "one seed" if count == 1 else f"{count} seeds"
     if bounds is not None:
         low, high = bounds
-        is_apart = low > 0 or high < 0
-        ends = (
-            [_number(abs(end)) for end in sorted(bounds, key=abs)]
-            if is_apart
-            else [_number(low, "+"), _number(high, "+")]
-        )
+        holm = over_seeds["p_corrected"] if over_seeds else 0.0
+        is_apart = (low > 0 or high < 0) and holm < SIGNIFICANT
+        ends = [_number(abs(end)) for end in sorted(bounds, key=abs)]
+        if not is_apart:
+            ends = [_number(low, "+"), _number(high, "+")]
+        # The interval is not corrected for the number of tests, by which arms are told apart.
+        lost = f", but p = {holm:.2g} after Holm's correction" if low * high > 0 and not is_apart else ""
         over = "" if over_seeds else " over sentences"
-        return Difference(value, start, f"{seeds}, 95 % interval{over} {ends[0]} to {ends[1]}", is_apart)
+        return Difference(value, start, f"{seeds}, 95 % interval{over} {ends[0]} to {ends[1]}{lost}", is_apart)
     if count == 1 and noise is not None and abs(change) < APART * noise:
         return Difference(value, start, f"one seed, standard error {noise:.3f} from the held-out text alone", False)
     return Difference(value, start, seeds, change != 0)
@@ -238,7 +241,7 @@ def arms_in_words(
     """Return what each arm of a comparison is, in words.
 
     settings: the flat settings of each arm, without those that have no effect there.
-    alphas: the coefficient of guidance at the first step, of each arm.
+    alphas: the coefficient of guidance at the first step, of each arm with guidance.
     """
     is_guided = any(config.guidance.mode != "none" for config in configs.values())
     is_attacked = any(config.adversarial.method != "none" for config in configs.values())
@@ -255,7 +258,7 @@ def arms_in_words(
         parts = []
         if is_guided:
             heads = heads_in_words(config)
-            parts.append(_guidance(config, alphas[arm], heads, described.setdefault(heads, arm), arm))
+            parts.append(_guidance(config, alphas.get(arm), heads, described.setdefault(heads, arm), arm))
         if is_attacked:
             method = config.adversarial.method
             parts.append("without an attack" if method == "none" else f"trained against the attack `{method}`")
@@ -268,7 +271,7 @@ def arms_in_words(
     return texts
 
 
-def _guidance(config: ExperimentConfig, alpha: float, heads: str, first: str, arm: str) -> str:
+def _guidance(config: ExperimentConfig, alpha: float | None, heads: str, first: str, arm: str) -> str:
     if config.guidance.mode == "none":
         return "without guidance"
     if first != arm:
@@ -325,12 +328,13 @@ def facts(
     parameters = sum(math.prod(shape) for shape in build.parameter_shapes(config, corpus.tokenizer).values())
     decoder = f" and a decoder of {config.decoder.layers}" if config.translates else ""
     differ = len({(of.model, of.decoder) for of in configs.values()}) > 1
+    layers = f"{model.layers} layer{'s' * (model.layers > 1)}{decoder}"
     steps, tokens = summaries[arm]["steps"], summaries[arm]["tokens_seen"]
     times = ", ".join(f"{_minutes(seconds[arm])} ({arm})" for arm in configs)
     return [
         f"**Text**: {text_name(data.source)}; {text}, in a vocabulary of {corpus.tokenizer.vocabulary_size:,} tokens.",
-        f"**Model**{f' of {arm}' if differ else ''}: {model.layers} layers{decoder} with {model.heads} heads, width "
-        f"{model.width}, {parameters:,} parameters.",
+        f"**Model**{f' of {arm}' if differ else ''}: {layers} with {model.heads} heads, width {model.width}, "
+        f"{parameters:,} parameters.",
         f"**Training**: {steps:,} steps of {training.batch_size} sequences of {data.sequence_length} tokens, "
         f"{tokens:,} tokens in all; it took {times}.",
     ]

@@ -251,7 +251,9 @@ def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping
         LOSSES,
         [
             over if len(seeds) > 1 else one,
-            Table([f"{primary.label} ({primary.unit})", *of_arms], _loss_rows(arms, content)),
+            Table(
+                [f"{primary.label[0].upper()}{primary.label[1:]} ({primary.unit})", *of_arms], _loss_rows(arms, content)
+            ),
             *differences_blocks(content["differences"], MEASURES, baseline),
             "\n".join(f"* {note}" for note in filter(None, notes)),
         ],

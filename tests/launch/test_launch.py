@@ -85,7 +85,7 @@ def test_the_first_run_installs_and_the_second_does_not(machine):
     making, installing = machine.done()
     assert making == f"python3 -m venv {machine.repository}/.venv"
     assert installing.startswith("python -m pip install ") and installing.endswith(" -r requirements.txt -e .[cpu]")
-    quickstart = "ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart\n"
+    quickstart = "ag-jax compare --config=quickstart --workdir=runs/quickstart\n"
     assert machine.run("local.sh").stdout.startswith(quickstart) and machine.done() == []
     (machine.repository / "requirements.txt").write_text("extra==1.0\n")
     assert machine.run("local.sh", "x").returncode == 0 and len(machine.done()) == 1  # into the same environment

@@ -37,10 +37,16 @@ def test_with_one_seed_a_difference_is_measured_by_the_noise_of_the_held_out_tex
 
 
 def test_over_seeds_an_interval_tells_arms_apart():
-    found = {name: findings.difference([1, 2], [2, 3], {"interval": of}) for name, of in INTERVALS.items()}
+    found = {
+        name: findings.difference([1, 2], [2, 3], {"interval": of, "p_corrected": 0.01})
+        for name, of in INTERVALS.items()
+    }
     assert [of.is_apart for of in found.values()] == [True, False, True]
     assert "1.20 to 1.30" in found["below"].evidence, "of the size of a difference, which is told in words"
     assert "-0.10 to +0.040" in found["around"].evidence
+    assert findings.difference([1.0], [1.0004], None).size == "0.0004", "not nothing"
+    overruled = findings.difference([1, 2], [2, 3], {"interval": (0.2, 0.25), "p_corrected": 0.07})
+    assert not overruled.is_apart and "+0.20 to +0.25" in overruled.evidence and "0.07" in overruled.evidence
     assert [findings.difference([1, 2], values, None).is_apart for values in ([1, 2], [2, 3])] == [False, True]
     assert not findings.difference([20.0], [21.0], None, over_sentences=(-0.5, 2.5)).is_apart
 
@@ -107,7 +113,7 @@ def test_arms_in_words():
     }
     settings = {arm: {"guidance.mode": of.guidance.mode, "model.layers": 3} for arm, of in configs.items()}
     settings["weak"]["model.layers"] = 4
-    texts = findings.arms_in_words(configs, settings, dict.fromkeys(configs, 10.0) | {"weak": 0.5})
+    texts = findings.arms_in_words(configs, settings, {"ag": 10.0, "weak": 0.5})
     assert "without guidance" in texts["plain"] and "`model.layers=3`" in texts["plain"] and "layers=4" in texts["weak"]
     for part in (
         "head 0 of layers 0-1 towards [Next]",

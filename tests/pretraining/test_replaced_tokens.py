@@ -47,14 +47,14 @@ def compared(overrides, tmp_path_factory):
     workdir = epath.Path(tmp_path_factory.mktemp("compared"))
     (workdir / "arms.py").write_text(ARMS)
     with on_one_device(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_figures", lambda *given: [])  # drawn in test_comparison.py
+        patch.setattr(comparison, "_figures", lambda *given: {})  # drawn in test_comparison.py
         return comparison.compare(config_files.load(str(workdir / "arms.py"), overrides), workdir)
 
 
 def test_the_report_is_about_the_detection(compared):
     text, content = compared.read_text(), json.loads((compared.parent / "report.json").read_text())
-    assert "## Replaced-token loss" in text and "| Loss (nats per token) | slow | fast |" in text
-    assert "0.02 below that" in text and "MLM" not in text.replace("mlm", "")
+    assert "| Replaced-token loss (nats per token) | slow | fast |" in text
+    assert "0.02 below it" in text and "MLM" not in text.replace("mlm", "")
     summary, logged = run_directory.read_summary(compared.parent / "slow-seed0"), rows(compared.parent / "slow-seed0")
     assert summary["headline"] == content["headline"] == "rtd_loss"
     validation_loss = content["arms"]["slow"]["values"]["validation_loss"]

@@ -218,7 +218,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
     order = {name: place for place, name in enumerate(MEANINGS)}
     names = sorted(dict.fromkeys(name for _, name in panels), key=lambda name: order.get(name, len(order)))
     layers = max(mass_NS.shape[0] for _, mass_NS in panels.values())
-    height = max(1.4, min(3.2, 0.15 * layers + 0.5))
+    height = max(1.6, min(3.2, 0.15 * layers + 0.5))
     wide = max(2.0, min(4.2, 7.0 / len(names)))
     figure = Figure((len(names) * wide + 1.2, len(arms) * (height + 0.4) + 0.5), layout="constrained")
     axes = figure.subplots(len(arms), len(names), squeeze=False, sharex=True)
@@ -236,7 +236,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
             panel.set_xlabel("step (logarithmic)" if row == len(arms) - 1 else "", fontsize=MEDIUM)
     # All panels share the colour scale from 0 to 1, so the last image is enough for the bar.
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
-    bar.set_label("share of attention on the target\n(colours in proportion)", fontsize=MEDIUM)
+    bar.set_label("share of attention on the target,\ncolours in proportion", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     of_arm = f" of {arms[0]}" if len(arms) == 1 else ""
     about = f"Attention of the guided heads{of_arm} on the targets of their patterns"

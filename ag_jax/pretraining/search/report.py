@@ -316,8 +316,8 @@ def _settled(of_point: Mapping[str, Any]) -> list[int]:
 
 
 def _settings_blocks(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[Block]:
-    if not settings:
-        return []
+    if all(of["points"] <= 1 for values in settings.values() for of in values):
+        return []  # the ranking again
     explained = f"`{metric}` by setting: the best and the median over the other settings, of the points that are done."
     rows = [
         [f"`{setting}`", schema.shown(of["value"]), str(of["points"]), decimals(of["best"]), decimals(of["median"])]
