@@ -167,6 +167,16 @@ class AttentionMaps:
         """Readable pieces of the tokens that attend, the rows of a map."""
         return self.tokens if self.query_tokens is None else self.query_tokens
 
+    @property
+    def labels(self) -> list[str]:
+        """The tokens that are attended to, as people read them (`words.labels`)."""
+        return word_groups.labels(self.tokens, self.words)
+
+    @property
+    def row_labels(self) -> list[str]:
+        """The tokens that attend, as people read them."""
+        return self.labels if self.query_tokens is None else word_groups.labels(self.query_tokens, self.query_words)
+
     def unguided(self, assignment: Assignment) -> str:
         """Return the word for the heads that `assignment` does not guide; "" if it guides no head.
 
@@ -468,8 +478,8 @@ def viewer_view(
     return View(
         name=name,
         model=model,
-        columns=word_groups.labels(maps.tokens, maps.words),
-        rows=None if rows is None else word_groups.labels(rows, row_words),
+        columns=maps.labels,
+        rows=None if rows is None else maps.row_labels,
         # Hard-coded attention that is not normalised may have weights above 1.
         weights_NHQK=np.minimum(maps.weights_NHQK, 1) if maps.is_fixed else maps.weights_NHQK,
         kind=maps.title,

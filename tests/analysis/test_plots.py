@@ -234,7 +234,7 @@ def test_maps_of_arms_during_training():
 def test_labels_that_are_hard_to_draw(tmp_path):
     odd = ("<s>", "$a_1$", "$", "_x_", "▁état", "中文", "🥁", "a\nb\t", "\x00", "", " ", "\\frac{", "x" * 60, "</s>")
     figure = plots.draw_patterns(odd, {"next": np.eye(len(odd), k=1)})
-    expected = ["<s>", "$a_1$", "$", "_x_", "·état", "□□", "□", "a□b□", "□", "", " ", "\\frac{", "x" * 13 + "…", "</s>"]
+    expected = ["<s>", "$a_1$", "$", "_x_", "␣état", "□□", "□", "a□b□", "□", "", " ", "\\frac{", "x" * 13 + "…", "</s>"]
     assert labels(panels(figure)[0].get_yticklabels()) == expected
     picture(plots.save(figure, tmp_path / "odd.png"))
 

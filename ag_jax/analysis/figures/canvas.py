@@ -56,9 +56,9 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
     These are control characters, separators other than a space, and characters that the font lacks. For scripts that
     matplotlib's default font lacks, add an installed font to `matplotlib.rcParams["font.family"]`. The "▁" that stands
-    for a space is drawn as "·", because it reaches into the label below.
+    for a space is drawn as "␣", because it reaches into the label below.
     """
-    text = text.replace("▁", "·")
+    text = text.replace("▁", "␣")
     glyphs = _glyphs(tuple(rcParams["font.family"]))
     text = "".join(
         char if (ord(char) in glyphs and unicodedata.category(char)[0] not in "CZ") or char == " " else NO_GLYPH

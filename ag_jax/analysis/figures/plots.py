@@ -241,8 +241,8 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
         kind = first.unguided(assignment)
         axes[row, 0].set_ylabel(f"head {head}" + (f" ({kind})" if kind and not owner else ""), fontsize=MEDIUM)
         for place, panel in enumerate(axes[row]):
-            row_tokens = first.row_tokens if place == 0 else ()
-            canvas.token_ticks(panel, size, rows=row_tokens, columns=first.tokens if row == len(rows) - 1 else ())
+            row_names = first.row_labels if place == 0 else ()
+            canvas.token_ticks(panel, size, rows=row_names, columns=first.labels if row == len(rows) - 1 else ())
     # Free heads have no target: the bar takes the first of these places.
     spare = list(axes[len(names) :, -1]) if names else []
     canvas.fill(figure, image, axes, spare, _blocks(first, size))
@@ -271,7 +271,7 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
         _set_title(panel, size, f"layer {layer}, head {head}{kind}", " ".join(masses.of_head(layer, head)))
         if owner:
             canvas.frame(panel, colours[owner])
-        _grid_ticks(axes, number, len(heads), size, maps.row_tokens, maps.tokens)
+        _grid_ticks(axes, number, len(heads), size, maps.row_labels, maps.labels)
     canvas.fill(figure, image, axes, axes.flat[len(heads) :], _blocks(maps, size))
     canvas.caption(figure, *maps.caption)
     canvas.map_axes(axes[(len(heads) - 1) // columns, 0], KINDS[maps.kind].row, KINDS[maps.kind].column)
@@ -328,8 +328,8 @@ def _grid_ticks(
     """
     width = axes.shape[1]
     is_lowest = number + width >= maps or maps < axes.size
-    row_tokens = rows if number % width == 0 else ()
-    canvas.token_ticks(axes.flat[number], size, rows=row_tokens, columns=columns if is_lowest else ())
+    row_names = rows if number % width == 0 else ()
+    canvas.token_ticks(axes.flat[number], size, rows=row_names, columns=columns if is_lowest else ())
 
 
 def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> None:
@@ -400,8 +400,8 @@ def draw_maps(
                 panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
             if row == 0:
                 _set_title(panel, size, label(arm, 24), f"layer {place[0]}, head {place[1]}")
-            row_tokens, is_last = maps.row_tokens if column == 0 else (), row == len(columns[arm]) - 1
-            canvas.token_ticks(panel, size, rows=row_tokens, columns=maps.tokens if is_last else ())
+            row_names, is_last = maps.row_labels if column == 0 else (), row == len(columns[arm]) - 1
+            canvas.token_ticks(panel, size, rows=row_names, columns=maps.labels if is_last else ())
     if image is None:
         shapes = sorted({maps.weights_NHQK.shape[:2] for series in columns.values() for _, maps in series})
         sizes = " or ".join(f"{layers} layers of {count} heads" for layers, count in shapes)
@@ -432,7 +432,7 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     for number, (panel, (arm, maps)) in enumerate(zip(axes.flat, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
         _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK) - 1}", _shares(maps))
-        _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_tokens, maps.tokens)
+        _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_labels, maps.labels)
     canvas.fill(figure, image, axes, axes.flat[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
     about = f"{kind.title}: last layer, mean over its heads{', ' if run else ''}{run}"
