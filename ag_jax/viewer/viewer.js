@@ -681,7 +681,7 @@ const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT
 const pageInk = () => getComputedStyle(document.body).color;
 const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
 /** Returns what the rows and the columns of a map are. */
-const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
+const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? ` (${view.texts[1 - at]})` : ""));
 
 const ruler = make("canvas").getContext("2d");
 /** Returns how wide a text is. */
