@@ -89,7 +89,7 @@ function headSheet() {
     const { width, height } = panel.svg?.viewBox.baseVal ?? {};
     const edge = panel.svg ? { x: 0, y: 0, width, height } : edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
     const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
-    if (panel.svg) names.push(`lines: the ${STRONGEST} largest weights of each row and all above ${STRONG}; the larger, the darker`);
+    if (panel.view.tokens) names.push("words: attention to their pieces is summed, attention from them averaged");
     return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
   });
   const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));

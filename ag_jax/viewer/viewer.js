@@ -564,6 +564,7 @@ async function drawOne(mine) {
   for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
   $("stage").classList.toggle("pair", isOpen && state.other >= 0);
   fitTiles(); // beside an open head, the grid is narrower
+  $("grid-bar").replaceChildren(...(isOpen ? [] : [bar(false)])); // an open head has its own
   for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
   if (!isOpen) return;
   ordered(view).forEach(([n, h], at) => {
@@ -595,7 +596,6 @@ async function drawOne(mine) {
   }
   if (mine !== drawing) return;
   drawFacts(view);
-  drawBars(shown);
   drawPanels(shown);
   drawRow();
   if ($("twin").open) drawTwin();
@@ -606,6 +606,9 @@ function drawPanels(shown) {
   $("look").classList.toggle("single", shown.length === 1);
   const areLines = state.lines && shown[0].map?.blocks === 1;
   if (areLines) shown = shown.filter((one) => one.map && !one.isDifference);
+  const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
+  $("bar").replaceChildren(...kinds.map(bar));
+  for (const id of ["closer", "farther"]) $(id).disabled = areLines;
   const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
   const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
   const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
@@ -642,6 +645,7 @@ function notesOf(panel) {
   else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
   else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
   if (panel.map.digits) notes.push("summed from rounded weights");
+  if (panel.svg) notes.push(`lines: the ${STRONGEST} largest weights of each row and all above ${STRONG}; the larger, the darker`);
   if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
   if (panel.mask) notes.push("hatched: hidden by the attack");
   return notes;
@@ -677,7 +681,7 @@ const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT
 const pageInk = () => getComputedStyle(document.body).color;
 const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
 /** Returns what the rows and the columns of a map are. */
-const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
+const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? ` (${view.texts[1 - at]})` : ""));
 
 const ruler = make("canvas").getContext("2d");
 /** Returns how wide a text is. */
@@ -1037,11 +1041,6 @@ function drawTwin() {
   $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
 }
 
-function drawBars(shown) {
-  const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
-  $("bar").replaceChildren(...kinds.map(bar));
-}
-
 const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
 const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
 
@@ -1091,7 +1090,7 @@ function drawSteps() {
   const current = series.findIndex(({ at }) => at === state.view);
   $("step").max = series.length - 1;
   $("step").value = current;
-  $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
+  $("step-name").textContent = [view.step, series.at(-1).one.step].map((step) => step.toLocaleString("en")).join(" of ");
   const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
   if (!name) return;
   const isGuided = view.guided.flat().includes(name);
@@ -1117,11 +1116,12 @@ function drawSteps() {
     const style = `fill: none; stroke: light-dark(${shade(100 + 155 * share)}, ${shade(170 * (1 - share))}); stroke-width: ${isChosen ? 3.5 : 1.75}`;
     return [svg("polyline", { points: points.map((point) => point.map((one) => one.toFixed(1)).join()).join(" "), style }),
       line(points.at(-1)[0], right + 16, points.at(-1)[1], end),
-      text(`layer ${layer}`, { x: right + 20, y: end + 4, "font-weight": isChosen ? "bold" : "normal" })];
+      text(`layer ${layer}`, { x: right + 20, y: end + 4, "font-weight": isChosen ? "bold" : "normal" }),
+      ...points.map(([cx, cy]) => svg("circle", { cx, cy, r: 2.5, style: `fill: light-dark(${shade(100 + 155 * share)}, ${shade(170 * (1 - share))})` }))];
   });
   const frame = [line(x(current), x(current), 4, high - bottom, "3 3"), ...[0, 0.5, 1].flatMap((mass) => [line(left, right, y(mass), y(mass), "1 5"),
     text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" })])];
-  const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at]}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
+  const ticks = [0, steps.length - 1].map((at) => text(`step ${steps[at].toLocaleString("en")}`, { x: x(at), y: high - 6, "text-anchor": at ? "end" : "start" }));
   const title = `attention on ${view.targets[name].title} by step, in each layer the mean of ${isGuided ? "the heads guided towards it" : "all heads"}`;
   $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...frame, ...ticks, ...drawn),
     make("p", { className: "hint", textContent: title }));

@@ -407,7 +407,7 @@ def test_the_texts_are_above_the_maps(browser, plain, tmp_path):
         "cut:",
     ]
     browser.open(file, "l=0&h=0")
-    assert "row: looks, Translation" in browser.text("maps") and "is looked at, Source" in browser.text("maps")
+    assert "row: looks (Translation)" in browser.text("maps") and "is looked at (Source)" in browser.text("maps")
     browser.open(file, "v=1")
     assert "Translation: a whole text" in browser.text("text")
 
