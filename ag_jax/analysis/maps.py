@@ -11,7 +11,6 @@ Shape letters: N layers, B batch, H heads, L length, Q query position, K key pos
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -301,12 +300,9 @@ def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
             f"expected room for a token of the {name} beside those that mark its borders, got {room}: raise max_tokens"
         )
     if len(words) > room:
-        logging.getLogger(__name__).warning(
-            "the %s has %d tokens, and %d fit beside those that mark its borders: the last %d are left out",
-            name,
-            len(words),
-            room,
-            len(words) - room,
+        warn_once(
+            f"the {name} has {len(words)} tokens, and {room} fit beside those that mark its borders: the last "
+            f"{len(words) - room} are left out"
         )
     return words[:room]
 

@@ -21,6 +21,10 @@ SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's
 SENTENCEPIECE_NORMALIZER = "sentencepiece_normalizer"
 # é and 漢: letters whose number of bytes normalisers change make the library look at every added token.
 _PROBE = "Aé 漢 1."
+# Byte-level tokenizers write a byte as a letter: that of a printable character as it, the others as further letters.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_BYTE_OF_LETTER = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
 # Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
@@ -167,10 +171,13 @@ class HuggingFace(_Library):
             return f"[{id}]"
         if not self._is_byte_level or piece in ROBERTA_SPECIALS:
             return piece.replace("\n", "\\n")
-        text = self._tokenizer.decoder.decode([piece])
-        # A token may hold only some of the bytes of a character; then its byte letters are the best that can be shown.
-        text = piece if "\ufffd" in text else text
-        return text.replace(" ", "▁").replace("Ġ", "▁").replace("\n", "\\n")
+        text = piece
+        if _BYTE_OF_LETTER.keys() >= set(piece):
+            content = bytes(_BYTE_OF_LETTER[letter] for letter in piece)
+            # A token may hold only some of the bytes of a character: they are written as sentencepiece does, <0xC3>.
+            text = content.decode(errors="surrogateescape")
+            text = re.sub("[\udc80-\udcff]", lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)
+        return text.replace(" ", "▁").replace("\n", "\\n")
 
     def id(self, piece: str) -> int | None:
         """Return the id of a token, or None if the vocabulary lacks it."""

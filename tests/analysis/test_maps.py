@@ -45,6 +45,7 @@ def test_maps_are_the_weights_that_the_model_sows(model, params, caplog):
 
 def test_a_long_text_is_cut_and_says_so(model, params, caplog):
     text, kept = "we build roads . " * 4, 11
+    maps.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         attention = maps.attention_maps(model, params, WordTokenizer(), text, 1000)
     assert attention.ids_L.tolist() == [0, *([7, 8, 6, 5] * 4)[:kept], 2]
