@@ -568,7 +568,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         side = max(window or 0 for window in windows) // 2
         tokens = "token" if side == 1 else "tokens"
         lines += ["", f"{word} {', '.join(local)}: a token sees itself and {side} {tokens} on each side"]
-    if not all(pattern.has_target_Q.any() for pattern in by_name.values()):
+    if not all(by_name[name].has_target_Q.any() for name, *_ in columns):
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)
 
