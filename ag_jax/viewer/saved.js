@@ -2,7 +2,7 @@
 "use strict";
 
 const headName = () => [`layer${state.layer}`, state.head === views[state.view].heads ? "mean" : `head${state.head}`,
-  ...(state.words ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
+  ...(panels[0].view.tokens ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
 
 /** Returns the name of a file: the models of views, their steps, and what the file shows. */
 function fileName(suffix, shown = headName(), numbers = compared()) {
@@ -178,7 +178,8 @@ function saveTsv() {
   const panel = panels[0], view = panel.view, list = chosenWeights(panel);
   const others = state.byColumn ? rowsOf(view) : view.columns;
   const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
+  const known = (at) => (panel.map.coarse || panel.map.shades?.[at] ? "shade" : panel.map.digits ? "two digits" : "");
+  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), known(at)].join("\t"));
   const top = ["position", "token", "weight", "precision"].join("\t");
   save(fileName("tsv", `${headName()}_${state.byColumn ? `column${state.column}` : `row${state.row}`}`, [state.view]), new Blob([[top, ...lines].join("\n") + "\n"], { type: "text/tab-separated-values" }));
 }

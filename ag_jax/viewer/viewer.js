@@ -88,27 +88,16 @@ const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
 const cache = new Map();
 /** @type {Uint8Array[]} */
 const overviews = [];
-/** @type {Map<string, Uint8Array>} */
-const masks = new Map();
 
 const rowsOf = (view) => view.rows ?? view.columns;
 
-/** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
-function mapOf(number, layer, head) {
-  const key = `${number}-${layer}-${head}`, view = views[number];
-  const cached = cache.get(key);
-  if (cached) return cached;
-  const promise = $(`map-${key}`)
-    ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
-    : Promise.resolve(tileOf(number, layer, head));
-  return keep(key, promise);
-}
-
-/** Keeps a map in memory, in place of the oldest one. */
-function keep(key, promise) {
-  cache.set(key, promise);
-  if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
-  return promise;
+/** Returns the map of an element of the page, in memory in place of the oldest one; undefined without the element. */
+function storedMap(id, view) {
+  if (!cache.has(id) && $(id)) {
+    cache.set(id, bytesOf(id).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
+    if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
+  }
+  return cache.get(id);
 }
 
 /** Returns the overview of a head. @returns {Drawn} */
@@ -122,54 +111,44 @@ function tileOf(number, layer, head) {
   return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
 }
 
-// Views whose rows and columns are words, by the numbers of the view and of that whose words they are.
-/** @type {Map<string, View>} */
-const wordViews = new Map();
-
 /** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. @returns {View} */
 function shownView(number) {
   const view = views[number], words = views[state.view].words;
   if (!state.words || !words) return view;
-  const key = `${number}-${state.view}`, cached = wordViews.get(key);
-  if (cached) return cached;
   const special = view.special.map((token) => wordOf(words.columnStarts, token));
-  const made = { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
-  wordViews.set(key, made);
-  return made;
+  return { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
 }
 
 /** Returns the word of a token, given the first token of each word. */
 const wordOf = (starts, token) => starts.findLastIndex((first) => first <= token);
 
-/** Returns values by row between words, from those between tokens: sums over a word's columns, means over its rows. */
+/** Returns weights between words from those between tokens: sums over a word's columns, means over its rows. */
 function betweenWords({ words, tokens }, values) {
   const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = rowsOf(tokens).length;
-  const found = new Float32Array(rowStarts.length * columnStarts.length);
+  const weights = new Float32Array(rowStarts.length * columnStarts.length);
   rowStarts.forEach((first, row) => {
     const end = rowStarts[row + 1] ?? queries;
     for (let q = first; q < end; q++) {
       for (let k = 0, column = 0; k < keys; k++) {
         if (k === columnStarts[column + 1]) column++;
-        found[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
+        weights[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
       }
     }
   });
-  return found;
+  return { weights, queries: rowStarts.length, keys: columnStarts.length };
 }
 
-/** Returns a head's map of the view that is shown, and this view: that of tokens if there is no map between words. */
+/** Returns a head's map and its view, which is of tokens where words cannot be shown; without a map, the overview. */
 async function shownMap(number, layer, head) {
-  const view = shownView(number), key = `words-${number}-${layer}-${head}`;
-  if (!view.tokens) return { view, map: await mapOf(number, layer, head) };
-  if ($(key)) {
-    if (!cache.has(key)) keep(key, bytesOf(key).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
-    return { view, map: await cache.get(key) };
-  }
-  const map = await mapOf(number, layer, head);
-  if (map.blocks > 1) return { view: view.tokens, map };
-  const sizes = { queries: rowsOf(view).length, keys: view.columns.length };
-  return { view, map: { ...map, ...sizes, weights: betweenWords(view, map.weights), shades: null, digits: 2 } };
+  const view = shownView(number), key = `${number}-${layer}-${head}`;
+  const found = await storedMap(`${view.tokens ? "words" : "map"}-${key}`, view);
+  if (found) return { view, map: found };
+  const map = (await storedMap(`map-${key}`, views[number])) ?? tileOf(number, layer, head);
+  if (!view.tokens || map.blocks > 1) return { view: views[number], map };
+  return { view, map: { ...map, ...betweenWords(view, map.weights), shades: null, digits: 2 } };
 }
+
+const WITHOUT_SPECIAL = "without special tokens, rows scaled to what they summed to";
 
 /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
 function withoutSpecial(view, map) {
@@ -188,12 +167,11 @@ function withoutSpecial(view, map) {
   return { ...map, weights };
 }
 
+/** Returns a function from a row and a column to whether an attack masked the cell. */
 async function maskOf(number, layer, head) {
   const view = views[number];
   if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
-  const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
-  if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
-  const bytes = masks.get(key), queries = rowsOf(view).length;
+  const bytes = await bytesOf(`hidden-${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`), queries = rowsOf(view).length;
   return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
 }
 
@@ -205,22 +183,15 @@ function bounds(view, layer, q) {
 
 /** Returns a function from a row and a column to the weight there if each row looked equally at all that it sees. */
 function evenOf(view, layer) {
-  const of = view.tokens ?? view, keys = of.columns.length;
-  const rows = rowsOf(of).map((_, q) => 1 / Math.max(1, visible(of, layer, q)));
-  if (!view.tokens) return (q) => rows[q];
-  const dense = new Float32Array(rows.length * keys);
-  rows.forEach((even, q) => {
-    const [first, last] = bounds(of, layer, q);
-    for (let k = first; k <= last; k++) if (!state.special || !of.special.includes(k)) dense[q * keys + k] = even;
-  });
-  const found = betweenWords(view, dense);
-  return (q, k) => found[q * view.columns.length + k];
-}
-
-/** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
-function visible(view, layer, q) {
-  const [first, last] = bounds(view, layer, q);
-  return last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0);
+  const of = view.tokens ?? view, keys = of.columns.length, seen = rowsOf(of).map((_, q) => bounds(of, layer, q));
+  if (!view.tokens) {
+    const left = seen.map(([first, last]) => last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0));
+    return (q) => 1 / Math.max(1, left[q]);
+  }
+  const even = new Float32Array(seen.length * keys);
+  seen.forEach(([first, last], q) => even.fill(1 / (last + 1 - first), q * keys + first, q * keys + last + 1));
+  const { weights } = withoutSpecial(view, { ...betweenWords(view, even), blocks: 1 });
+  return (q, k) => weights[q * view.columns.length + k];
 }
 
 /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
@@ -340,32 +311,39 @@ function writeAddressNow() {
   }
 }
 
-/** Reads the state from the address; what does not exist in this page is left as it is. */
-function readAddress() {
+/** Shows the state in the address; what does not exist in this page is left as it is. */
+function followAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   Object.assign(state, FIRST);
   for (const [name, short] of Object.entries(SHORT)) {
-    if (!parameters.has(short)) continue;
-    const text = parameters.get(short);
-    if (typeof FIRST[name] === "boolean") state[name] = text === "1";
-    else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
-    else state[name] = text;
+    const text = parameters.get(short), first = FIRST[name];
+    if (text === null) continue;
+    if (typeof first === "boolean") state[name] = text === "1";
+    else if (typeof first !== "number") state[name] = text;
+    else if (Number.isInteger(Number(text))) state[name] = Number(text);
   }
   if (!views[state.view]) state.view = 0;
-  if (!views[state.other] || state.other === state.view || refusal(views[state.view], views[state.other])) state.other = -1;
-  if (!(state.scale in SCALES)) state.scale = "weight";
-  if (!(state.palette in meta.palettes)) state.palette = "BuPu";
+  if (!Object.hasOwn(SCALES, state.scale)) state.scale = FIRST.scale;
+  if (!Object.hasOwn(meta.palettes, state.palette)) state.palette = FIRST.palette;
+  show(state.view, state.other);
+}
+
+/** Shows a view, beside another one if they can be compared. */
+function show(view, other) {
+  const isOther = other !== view && Boolean(views[other]), problem = isOther ? refusal(views[view], views[other]) : "";
+  state.head = headIn(views[view]);
+  Object.assign(state, { view, other: isOther && !problem ? other : -1 });
   fit();
+  update(problem);
 }
 
 /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
 function fit() {
   state.words &&= Boolean(views[state.view].words);
-  const view = shownView(state.view);
+  const view = shownView(state.view), queries = rowsOf(view).length;
   const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
-  if (!has) state.layer = state.head = -1;
-  if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
-  if (state.row < 0) state.pinned = false;
+  if (!has) state.layer = state.head = state.row = -1;
+  else if (state.row < 0 || state.row >= queries) state.row = Math.min(1, queries - 1);
   if (state.column >= view.columns.length || state.column < -1) state.column = -1;
   if (!Object.hasOwn(view.targets, state.pattern)) state.pattern = "";
   if (state.order !== "position" && state.order !== "entropy" && !Object.hasOwn(view.targets, state.order)) state.order = "position";
@@ -398,9 +376,12 @@ const headIn = (view, head = state.head) => (head === views[state.view].heads ? 
 /** Returns how many heads are in a line of the grid: by layer and head, their mean follows. */
 const across = (view) => view.heads + Number(state.order === "position");
 
+/** Returns [layer, head] of the first heads of all layers, behind which is the mean. */
+const everyHead = (view, heads) => Array.from({ length: view.layers * heads }, (_, at) => [Math.floor(at / heads), at % heads]);
+
+/** Returns [layer, head] of the cells of the grid. */
 function ordered(view) {
-  const every = [];
-  for (let n = 0; n < view.layers; n++) for (let h = 0; h < across(view); h++) every.push([n, h]);
+  const every = everyHead(view, across(view));
   if (state.order === "position") return every;
   const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
   return every.sort((one, two) => value(two) - value(one));
@@ -458,7 +439,9 @@ function drawGrid() {
   const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
   const hadFocus = grid.contains(document.activeElement);
   cursor = Math.min(cursor, list.length - 1);
-  grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, 11rem))`;
+  // As large as lets a window show all layers at once, unless they become too small to read.
+  const tile = `clamp(6rem, ${(90 * view.columns.length) / rowsOf(view).length / view.layers}vh, 11rem)`;
+  grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, calc(${compared().length} * ${tile})))`;
   grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
   const cells = list.map(([layer, head], at) => {
     const names = paired(head).map(([, one, own]) => {
@@ -468,7 +451,6 @@ function drawGrid() {
     });
     const cell = make("div", {
       className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),
-      "aria-selected": String(layer === state.layer && head === state.head),
     }, ...tiles(layer, head));
     cell.addEventListener("click", () => { cursor = at; open(layer, head); });
     cell.addEventListener("focus", () => { cursor = at; });
@@ -492,8 +474,9 @@ function drawGrid() {
     return make("span", {}, sign, `${letter}: guided towards ${title}`);
   });
   if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
-  const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
-  $("legend").replaceChildren(...items, ...block);
+  const note = view.block > 1 ? `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.`
+    : state.special && view.special.length ? `Maps are ${WITHOUT_SPECIAL}.` : "";
+  $("legend").replaceChildren(...items, ...(note ? [make("span", { textContent: note })] : []));
 }
 
 function moveInGrid(right, down) {
@@ -515,7 +498,7 @@ let drawing = 0; // number of the newest drawing, so that an older one stops
 
 function open(layer, head) {
   Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
-  if (state.row < 0) state.row = Math.min(1, rowsOf(shownView(state.view)).length - 1);
+  fit();
   update().then(() => $("maps").focus({ preventScroll: false }));
 }
 
@@ -543,7 +526,7 @@ function shownPattern() {
 function minus(map, values, other = map) {
   const weights = map.weights.map((weight, at) => weight - values[at]);
   const shades = map.shades || other.shades ? weights.map((_, at) => Number(Boolean(map.shades?.[at] || other.shades?.[at]))) : null;
-  return { ...map, weights, shades, coarse: map.coarse || other.coarse };
+  return { ...map, weights, shades, coarse: map.coarse || other.coarse, digits: map.digits ?? other.digits };
 }
 
 /** Returns H - P, with 0 in rows without a target. */
@@ -559,23 +542,21 @@ function minusTarget(view, map) {
 
 async function drawOne(mine) {
   const view = views[state.view], { layer, head } = state;
-  const isOpen = layer >= 0;
-  $("one").hidden = !isOpen;
-  for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
-  $("stage").classList.toggle("pair", isOpen && state.other >= 0);
+  $("one").hidden = !isOpen();
+  for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen());
+  $("stage").classList.toggle("pair", isOpen() && state.other >= 0);
   fitTiles(); // beside an open head, the grid is narrower
-  for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
-  if (!isOpen) return;
-  ordered(view).forEach(([n, h], at) => {
-    if (n === layer && h === head) $("grid").querySelectorAll(".head")[at]?.setAttribute("aria-selected", "true");
-  });
+  const cells = $("grid").querySelectorAll(".head");
+  ordered(view).forEach(([n, h], at) => cells[at].setAttribute("aria-selected", String(n === layer && h === head)));
+  if (!isOpen()) {
+    panels = [];
+    return;
+  }
   $("one-title").textContent = nameOf(view, layer, head).replace("layer", "Layer");
   const shown = [];
-  for (const number of [state.view, state.other]) {
-    if (number < 0) continue;
-    const own = headIn(views[number]);
-    if (layer >= views[number].layers || own < 0) {
-      shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no ${layer < views[number].layers ? `head ${head} in ` : ""}layer ${layer}` });
+  for (const [number, { name, layers }, own] of paired(head)) {
+    if (layer >= layers || own < 0) {
+      shown.push({ view: null, map: null, signed: false, name: `${name} has no ${layer < layers ? `head ${head} in ` : ""}layer ${layer}` });
       continue;
     }
     const { view: one, map: stored } = await shownMap(number, layer, own);
@@ -586,26 +567,23 @@ async function drawOne(mine) {
     const map = signed ? minusTarget(one, whole) : whole;
     shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the pattern ${one.targets[shownPattern()].title}` : "") });
   }
-  if (shown.length === 2 && shown.every((one) => one.map)) {
-    const [one, two] = shown;
-    if (one.whole.blocks === two.whole.blocks) {
-      const map = minus(one.whole, two.whole.weights, two.whole);
-      shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${views[state.view].name} minus ${views[state.other].name}` });
-    }
+  const [one, two] = shown;
+  if (two?.map && one.map.blocks === two.map.blocks) {
+    const map = minus(one.whole, two.whole.weights, two.whole);
+    shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${one.view.name} minus ${two.view.name}` });
   }
-  if (mine !== drawing) return;
   drawFacts(view);
   drawBars(shown);
   drawPanels(shown);
   drawRow();
-  if ($("twin").open) drawTwin();
+  drawTwin();
 }
 
 function drawPanels(shown) {
   const box = $("maps"), gap = 16;
   $("look").classList.toggle("single", shown.length === 1);
-  const areLines = state.lines && shown[0].map?.blocks === 1;
-  if (areLines) shown = shown.filter((one) => one.map && !one.isDifference);
+  const areLines = state.lines && shown[0].map.blocks === 1;
+  if (areLines) shown = shown.filter((one) => !one.isDifference);
   const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
   const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
   const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
@@ -616,7 +594,7 @@ function drawPanels(shown) {
     if (one.map) {
       panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words above it
       panel.even = evenOf(one.view, state.layer);
-      if (areLines) panel.svg = lines(panel);
+      if (areLines && one.map.blocks === 1) panel.svg = lines(panel);
       else paint(panel);
     }
     return panel;
@@ -640,7 +618,7 @@ function notesOf(panel) {
   const notes = [];
   if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
   else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
-  else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
+  else if (state.special && panel.view.special.length) notes.push(WITHOUT_SPECIAL);
   if (panel.map.digits) notes.push("summed from rounded weights");
   if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
   if (panel.mask) notes.push("hatched: hidden by the attack");
@@ -650,7 +628,7 @@ function notesOf(panel) {
 /** Shortens a token for a label. */
 const label = (token) => {
   const text = [...token];
-  return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
+  return isolated(text.length > 14 ? text.slice(0, 13).join("") + "…" : token);
 };
 
 /** Draws a panel: its picture, which is kept while the pointer moves, and the chosen row and column over it. */
@@ -795,8 +773,12 @@ function under(panel, event) {
   const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
   const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
   if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
-  const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
-  return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
+  const { words } = views[state.view], isBetweenWords = Boolean(panel.view.tokens);
+  const last = (cell, length, starts) => {
+    const place = Math.min(length - 1, Math.floor(cell * panel.map.blocks));
+    return state.words && !isBetweenWords ? wordOf(starts, place) : place;
+  };
+  return [last(q, rowsOf(panel.view).length, words?.rowStarts), last(k, panel.view.columns.length, words?.columnStarts)];
 }
 
 function listen(panel) {
@@ -838,7 +820,7 @@ function listen(panel) {
 }
 
 function zoomBy(factor, around) {
-  const panel = panels.find((one) => one.map);
+  const [panel] = panels;
   if (!panel || panel.svg) return;
   const before = state.zoom;
   state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
@@ -879,42 +861,45 @@ function number(panel, at) {
 }
 
 /** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
-function chosenWeights(panel) {
-  const { map } = panel, list = [];
-  if (!map || map.blocks > 1) return list;
-  if (state.byColumn) {
-    const k = state.column;
-    if (k < 0) return list;
-    for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], q * map.keys + k]);
-  } else if (state.row >= 0) {
-    for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], state.row * map.keys + k]);
-  }
-  return list;
+function chosenWeights({ map }) {
+  if (map.blocks > 1 || (state.byColumn && state.column < 0)) return [];
+  return Array.from({ length: state.byColumn ? map.queries : map.keys }, (_, place) => {
+    const at = state.byColumn ? place * map.keys + state.column : state.row * map.keys + place;
+    return [place, map.weights[at], at];
+  });
 }
+
+/** Returns the columns of a row, those of its largest weights first. */
+const largestFirst = ({ weights, keys }, q) => Array.from({ length: keys }, (_, k) => k).sort((a, b) => weights[q * keys + b] - weights[q * keys + a]);
+
+const IS_RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+/** Returns a token that does not turn the numbers beside it, if it is written from right to left. */
+const isolated = (token) => (IS_RIGHT_TO_LEFT.test(token) ? `\u2068${token}\u2069` : token);
+const quoted = (token) => `“${isolated(token)}”`;
+
+/** Returns a cell of a table. */
+const td = (textContent, more) => make("td", { textContent, ...more });
+const NUMBER = { className: "number" };
 
 const MOST_LISTED = 10;
 
 /** Shows the weights of the chosen row or column: as a list, as the colours of the words, and in the line. */
 function drawRow() {
-  const panel = panels[0];
-  if (!panel?.map) return;
+  const [panel] = panels;
+  if (!panel) return;
   const view = panel.view, list = chosenWeights(panel);
   const chosen = state.byColumn ? state.column : state.row;
   const others = state.byColumn ? rowsOf(view) : view.columns;
-  const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
-  const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
-  const sorted = [...list].sort((one, two) => size(two) - size(one));
-  const top = sorted.filter((entry) => size(entry) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
-  $("largest").caption.textContent = chosen < 0 || !list.length
-    ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
-    : state.byColumn ? `What looks at “${subject}” (${chosen})` : `“${subject}” (${chosen}) looks at`;
-  const lines = top.map(([place, , at]) => make("tr", {},
-    make("td", { className: "number", textContent: place }),
-    make("td", { dir: "auto", textContent: others[place] }),
-    make("td", { className: "number", textContent: number(panel, at) })));
-  if (list.length && rest) {
-    const most = number(panel, sorted[top.length][2]), less = /^[a-z]/.test(most) ? most : `at most ${most}`;
-    lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
+  const subject = list.length ? `${quoted((state.byColumn ? view.columns : rowsOf(view))[chosen])} (${chosen})` : "";
+  const sorted = [...list].sort((one, two) => Math.abs(two[1]) - Math.abs(one[1]));
+  const top = sorted.filter(([, weight]) => Math.abs(weight) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
+  $("largest").caption.textContent = panel.map.blocks > 1 ? "Single weights of this head are not in this page"
+    : !subject ? "Choose a column" : state.byColumn ? `What looks at ${subject}` : `${subject} looks at`;
+  const lines = top.map(([place, , at]) => make("tr", {}, td(place, NUMBER), td(others[place], { dir: "auto" }), td(number(panel, at), NUMBER)));
+  if (rest) {
+    const most = number(panel, sorted[top.length][2]).replace("-", ""); // of differences, the largest size
+    const less = /^[a-z]/.test(most) ? most : `at most ${panel.signed ? "±" : ""}${most}`;
+    lines.push(make("tr", {}, td(""), td(rest > 1 ? `${rest} others` : "1 other"), td(less, NUMBER)));
   }
   $("largest").tBodies[0].replaceChildren(...lines);
   const [axis, other] = state.byColumn ? ["columns", "rows"] : ["rows", "columns"];
@@ -928,25 +913,22 @@ function drawRow() {
       span.classList.toggle("chosen", strip.axis !== other && place === chosen);
     });
   }
-  $("text-legend").textContent = list.length
-    ? `The words of the text have the colours of ${axis.slice(0, -1)} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
+  $("text-legend").textContent = subject && `The words of the text have the colours of ${axis.slice(0, -1)} ${subject}${panels.length > 1 ? ` of ${panel.name}` : ""}.`;
   say(state.row, state.column);
 }
 
 /** Returns a cell in words: the two tokens, and each panel's weight. */
 function cellInWords(row, column) {
-  const first = panels.find((panel) => panel.map && panel.map.blocks === 1);
-  if (!first || row < 0) return null;
-  const { view, map } = first, isLargest = column < 0;
-  for (let k = 0; isLargest && k < map.keys; k++) {
-    if (column < 0 || map.weights[row * map.keys + k] > map.weights[row * map.keys + column]) column = k;
-  }
-  const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
+  const whole = panels.filter((panel) => panel.map?.blocks === 1);
+  if (!whole.length) return null;
+  const { view, map } = whole[0], isLargest = column < 0;
+  if (isLargest) [column] = largestFirst(map, row);
+  const values = whole.map((panel) => {
     const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
     const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
     return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
   });
-  return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
+  return { words: `${quoted(rowsOf(view)[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
 }
 
 /** Says a cell in words, in the line above the maps. */
@@ -975,15 +957,20 @@ function drawText() {
   textDrawn = key;
   const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
   strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
-  const lines = strips.map(({ spans }, at) => textLine(view.texts[at], ...spans.flatMap((span) => (span.textContent.startsWith(CONTINUES) ? [span] : [" ", span]))));
-  const others = view.otherTexts.map(([name, text]) => textLine(name, ` ${text}`));
-  const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: the model reads no more.` })] : [];
+  const lines = strips.map(({ spans }, at) => textLine(view.texts[at], spans.flatMap((span) => (span.className ? [span] : [" ", span]))));
+  const others = view.otherTexts.map(([name, text]) => textLine(name, text.split(/(?=\s)/)));
+  const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: these maps have no more.` })] : [];
   $("text").replaceChildren(...lines, ...others, ...cut);
 }
 
 const CONTINUES = "·"; // the first letter of a piece that continues a word
 
-const textLine = (name, ...children) => make("p", {}, make("b", { textContent: name ? `${name}:` : "" }), ...children);
+/** Returns a text with its name before it, from right to left if most of its words are written so. */
+function textLine(name, words) {
+  const turned = words.filter((word) => IS_RIGHT_TO_LEFT.test(word.textContent ?? word)).length;
+  const spaces = words.filter((word) => word === " ").length;
+  return make("p", { dir: 2 * turned > words.length - spaces ? "rtl" : "ltr" }, make("b", { textContent: name ? `${name}:` : "" }), " ", ...words);
+}
 
 /** Returns the element of a word of the text, by which its row or column is chosen. */
 function wordSpan(axis, token, place) {
@@ -1007,31 +994,30 @@ function drawFacts(view) {
   $("facts").textContent = parts.join("; ");
   $("facts").title = "Spread is 2 to the power of the entropy: 1 for a row that looks at one token alone, and the number of tokens for one that looks at all equally. The entropy is a mean over the rows.";
   const shown = shownPattern();
-  const compared = state.other >= 0 ? [view, views[state.other]] : [view];
-  const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
-    ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "this head" })),
-    make("th", { scope: "col", className: "number", textContent: "even", title: "the share if every row looked equally at all that it sees" }));
+  const both = paired(head), isShown = (state.target || state.difference) && !state.words;
+  const th = (textContent, more) => make("th", { scope: "col", textContent, ...more });
+  const top = make("tr", {}, th("pattern"), ...both.map(([, one]) => th(both.length > 1 ? one.name : "this head", NUMBER)),
+    th("even", { ...NUMBER, title: "the share if every row looked equally at all that it sees" }));
   const rows = Object.entries(view.targets).map(([name, target]) => {
-    const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
-    const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
-    const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
-    return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown && (state.target || state.difference) ? " (shown)" : "")), ...cells);
+    const masses = both.map(([, one, own]) => one.targets[name]?.mass[layer]?.[own]);
+    const cells = [...masses, target.chance[layer]].map((value) => td(value?.toFixed(2) ?? "–", NUMBER));
+    return make("tr", name === shown ? { "aria-current": "true" } : {},
+      make("td", {}, make("b", { textContent: `${patternLook(name).letter} ` }), target.title + (name === shown && isShown ? " (shown)" : "")), ...cells);
   });
-  $("masses").tBodies[0].replaceChildren(head_, ...rows);
+  $("masses").tBodies[0].replaceChildren(top, ...rows);
   $("masses").hidden = !rows.length;
 }
 
 function drawTwin() {
-  const panel = panels[0];
-  if (!panel?.map || panel.map.blocks > 1) {
+  if (!$("twin").open || !panels.length) return;
+  const { view, map } = panels[0], most = 3;
+  if (map.blocks > 1) {
     $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
     return;
   }
-  const { view, map } = panel, most = 3;
   const body = rowsOf(view).map((token, q) => {
-    const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
-    const words = order.slice(0, most).map((k) => `${k} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
-    return make("tr", {}, make("td", { className: "number", textContent: q }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
+    const words = largestFirst(map, q).slice(0, most).map((k) => `${k} ${quoted(view.columns[k])} ${number(panels[0], q * map.keys + k)}`);
+    return make("tr", {}, td(q, NUMBER), td(token, { dir: "auto" }), td(words.join(", ")));
   });
   const top = make("tr", {}, ...["row", "looks", "at what most"].map((textContent) => make("th", { scope: "col", textContent })));
   $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
@@ -1093,6 +1079,7 @@ function drawSteps() {
   $("step").value = current;
   $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
   const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
+  $("chart").parentElement.hidden = !name;
   if (!name) return;
   const isGuided = view.guided.flat().includes(name);
   const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
@@ -1131,34 +1118,19 @@ function moveStep(by) {
   const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
   if (series.length < 2) return;
   const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
-  changeView(series[next].at);
+  show(series[next].at, state.other);
 }
 
 // ---------------------------------------------------------------- controls and keys
 
 const option = (value, textContent) => make("option", { value, textContent });
 
-function changeView(at) {
-  state.head = headIn(views[at]);
-  state.view = at;
-  let problem = "";
-  if (state.other >= 0) {
-    problem = state.other === at ? "" : refusal(views[at], views[state.other]);
-    if (state.other === at || problem) state.other = -1;
-  }
-  fit();
-  update(problem);
-}
-
-function changeOther(at) {
-  const problem = at < 0 || at === state.view ? "" : refusal(views[state.view], views[at]);
-  state.other = problem || at === state.view ? -1 : at;
-  update(problem);
-}
-
 function drawControls(problem) {
   const view = views[state.view];
-  const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${h === view.heads ? `${n} mean` : `${n}.${h}`}${view.guided[n][h] ? ` ${patternLook(view.guided[n][h]).title}` : ""}`));
+  const heads = everyHead(view, view.heads + 1).map(([n, h]) => {
+    const guided = view.guided[n][h];
+    return option(`${n}.${h}`, (h === view.heads ? `${n} mean` : `${n}.${h}`) + (guided ? ` ${patternLook(guided).title}` : ""));
+  });
   $("head").replaceChildren(option("", "all"), ...heads);
   $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
   $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
@@ -1207,7 +1179,12 @@ async function update(problem = "") {
   document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
 }
 
-const toggle = (name) => { state[name] = !state[name]; update(); };
+/** Changes what is on or off, unless its control is disabled. */
+function toggle(name) {
+  if ($(name)?.disabled) return;
+  state[name] = !state[name];
+  update();
+}
 const isOpen = () => state.layer >= 0;
 
 /** Changes between tokens and words; the chosen row and column become those of the same place in the text. */
@@ -1258,8 +1235,8 @@ function start() {
   $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
   $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
     ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
-  $("view").addEventListener("change", () => changeView(Number($("view").value)));
-  $("other").addEventListener("change", () => changeOther(Number($("other").value)));
+  $("view").addEventListener("change", () => show(Number($("view").value), state.other));
+  $("other").addEventListener("change", () => show(state.view, Number($("other").value)));
   $("head").addEventListener("change", () => {
     const [layer, head] = $("head").value.split(".").map(Number);
     if ($("head").value) open(layer, head);
@@ -1270,17 +1247,13 @@ function start() {
     $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
   }
   for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
-  $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
+  $("step").addEventListener("input", () => show(stepsOf(views[state.view])[Number($("step").value)].at, state.other));
   const clicks = {
     close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
     pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
     direction: () => {
-      state.byColumn = !state.byColumn;
-      if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
-      $("direction").setAttribute("aria-pressed", String(state.byColumn));
-      writeAddress();
-      repaint();
-      drawRow();
+      if (state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
+      toggle("byColumn");
     },
   };
   for (const suffix of ["png", "svg"]) {
@@ -1288,7 +1261,7 @@ function start() {
     clicks[`all-${suffix}`] = () => saveSheet(fileName(suffix, "all-heads"), gridSheet());
   }
   for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
-  $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
+  $("twin").addEventListener("toggle", drawTwin);
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("keydown", (event) => {
     const isTyped = event.getModifierState("AltGraph"); // some keyboards have [ and ] there
@@ -1308,12 +1281,11 @@ function start() {
     event.preventDefault();
     command[2]();
   });
-  addEventListener("hashchange", () => { readAddress(); update(); });
+  addEventListener("hashchange", followAddress);
   let waiting = 0;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
-  readAddress();
-  update();
+  followAddress();
 }
 
 start();
