@@ -4,25 +4,12 @@
 // Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
 
-/**
- * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
- * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
- *   columns: string[], rows: string[]|null, texts: string[], otherTexts: [string, string][], leftOut: number,
- *   words: {columns: string[], rows: string[]|null, columnStarts: number[], rowStarts: number[]}|null, block: number, causal: boolean, windows: (number|null)[],
- *   special: number[], sums: boolean,
- *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
- *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][], tokens?: View}} View
- *   tokens: of a view of words (`wordView`), the view of their tokens
- * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean, digits?: number}} Drawn
- *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
- *   all cells are those of the overview; digits: those that are known behind the point
- */
+// A view has the fields of `_describe` in page.py; one of words (`shownView`) has `tokens`, the view of their tokens.
+// A map has `weights` by row, `queries` x `keys` of them; `blocks`: tokens on each side of a cell; `shades`: of which
+// cells only a shade is known, or null; `coarse`: whether all are those of the overview; `digits`: known behind the point.
 
-/** @param {string} id @returns {any} */
 const $ = (id) => document.getElementById(id);
-const meta = JSON.parse($("meta").textContent);
-/** @type {View[]} */
-const views = meta.views;
+const meta = JSON.parse($("meta").textContent), { views } = meta;
 
 /** Returns a new element with properties and children; text is never read as HTML. */
 function make(tag, properties = {}, ...children) {
@@ -84,10 +71,8 @@ function decoded(bytes, queries, keys, sums) {
 }
 
 const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
-/** @type {Map<string, Promise<Drawn>>} */
-const cache = new Map();
-/** @type {Uint8Array[]} */
-const overviews = [];
+const cache = new Map(); // of promises of maps, by the id of their element
+const overviews = []; // bytes, by the number of the view
 
 const rowsOf = (view) => view.rows ?? view.columns;
 
@@ -100,7 +85,7 @@ function storedMap(id, view) {
   return cache.get(id);
 }
 
-/** Returns the overview of a head. @returns {Drawn} */
+/** Returns the overview of a head as a map. */
 function tileOf(number, layer, head) {
   const view = views[number];
   const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
@@ -111,7 +96,7 @@ function tileOf(number, layer, head) {
   return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
 }
 
-/** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. @returns {View} */
+/** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. */
 function shownView(number) {
   const view = views[number], words = views[state.view].words;
   if (!state.words || !words) return view;
@@ -296,19 +281,17 @@ let addressTimer = 0;
 /** Writes the state into the address soon, together with changes that follow until then. */
 function writeAddress() {
   document.documentElement.dataset.address = "old";
-  addressTimer ||= setTimeout(writeAddressNow, ADDRESS_EVERY);
-}
-
-function writeAddressNow() {
-  addressTimer = 0;
-  document.documentElement.dataset.address = "current";
-  const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
-    .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
-  try {
-    history.replaceState(null, "", `#${parts.join("&")}`);
-  } catch {
-    // A page inside a notebook has no address of its own.
-  }
+  addressTimer ||= setTimeout(() => {
+    addressTimer = 0;
+    document.documentElement.dataset.address = "current";
+    const changed = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name]);
+    const parts = changed.map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
+    try {
+      history.replaceState(null, "", `#${parts.join("&")}`);
+    } catch {
+      // A page inside a notebook has no address of its own.
+    }
+  }, ADDRESS_EVERY);
 }
 
 /** Shows the state in the address; what does not exist in this page is left as it is. */
@@ -490,9 +473,7 @@ function moveInGrid(right, down) {
 
 // ---------------------------------------------------------------- one head
 
-/** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number, svg?: any}[]} */
-let panels = [];
-/** @type {{axis: string, spans: any[]}[]} */
+let panels = []; // what is shown of the open head: the map of each view, and their difference
 let strips = []; // the elements of the words of the texts above the maps; axis: columns, rows or both
 let drawing = 0; // number of the newest drawing, so that an older one stops
 
@@ -503,6 +484,7 @@ function open(layer, head) {
 }
 
 function close() {
+  if (!isOpen()) return;
   cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
   state.layer = state.head = -1;
   update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
@@ -948,13 +930,9 @@ function tip(event, cell) {
   box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
 }
 
-let textDrawn = "";
-
 /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
 function drawText() {
-  const view = shownView(state.view), key = [state.view, state.words, isOpen()].join(); // the words of a head that was closed lose its colours
-  if (key === textDrawn) return;
-  textDrawn = key;
+  const view = shownView(state.view);
   const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
   strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
   const lines = strips.map(({ spans }, at) => textLine(view.texts[at], spans.flatMap((span) => (span.className ? [span] : [" ", span]))));
@@ -992,7 +970,6 @@ function drawFacts(view) {
     parts.push(`the attack hid ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the pairs, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
   }
   $("facts").textContent = parts.join("; ");
-  $("facts").title = "Spread is 2 to the power of the entropy: 1 for a row that looks at one token alone, and the number of tokens for one that looks at all equally. The entropy is a mean over the rows.";
   const shown = shownPattern();
   const both = paired(head), isShown = (state.target || state.difference) && !state.words;
   const th = (textContent, more) => make("th", { scope: "col", textContent, ...more });
@@ -1131,26 +1108,29 @@ function drawControls(problem) {
     const guided = view.guided[n][h];
     return option(`${n}.${h}`, (h === view.heads ? `${n} mean` : `${n}.${h}`) + (guided ? ` ${patternLook(guided).title}` : ""));
   });
-  $("head").replaceChildren(option("", "all"), ...heads);
-  $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
-  $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
-  $("view").value = state.view;
-  $("other").replaceChildren(option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
-  $("other").value = state.other;
-  $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
-  $("scale").value = state.scale;
-  $("palette").value = state.palette;
   const names = Object.entries(view.targets);
-  $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "smallest spread"));
-  $("order").value = state.order;
-  $("pattern").replaceChildren(option("", "that of the head"), ...names.map(([name, target]) => option(name, target.title)));
-  $("pattern").value = state.pattern;
-  $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
+  const choices = {
+    head: [option("", "all"), ...heads],
+    view: views.map((one, at) => option(at, one.name)),
+    other: [option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view)],
+    scale: Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)),
+    palette: Object.keys(meta.palettes).map((name) => option(name, name)),
+    order: [option("position", "by layer and head"), ...names.map(([name, { title }]) => option(name, `most on ${title}`)), option("entropy", "smallest spread")],
+    pattern: [option("", "that of the head"), ...names.map(([name, { title }]) => option(name, title))],
+  };
+  for (const [name, options] of Object.entries(choices)) {
+    $(name).replaceChildren(...options);
+    $(name).value = state[name];
+  }
+  $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
   for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
   for (const name of ["target", "difference", "hidden"]) $(name).disabled = state.words; // they are about tokens
-  $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
-  $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
-  $("words").hidden = !view.words;
+  const hide = (isHidden, ...ids) => ids.forEach((id) => { $(id).closest("label, button").hidden = isHidden; });
+  hide(views.length < 2, "view", "other");
+  hide(!names.length, "pattern", "target", "difference");
+  hide(!view.special.length && !views[state.other]?.special.length, "special");
+  hide(!views.some((one) => one.hiddenHeads), "hidden");
+  hide(!view.words, "words");
   for (const [id, name] of Object.entries(PRESSED)) $(id).setAttribute("aria-pressed", String(state[name]));
   $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
   $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
@@ -1179,12 +1159,7 @@ async function update(problem = "") {
   document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
 }
 
-/** Changes what is on or off, unless its control is disabled. */
-function toggle(name) {
-  if ($(name)?.disabled) return;
-  state[name] = !state[name];
-  update();
-}
+const set = (name, value) => { state[name] = value; update(); };
 const isOpen = () => state.layer >= 0;
 
 /** Changes between tokens and words; the chosen row and column become those of the same place in the text. */
@@ -1202,26 +1177,26 @@ function moveChosen(across, down) {
   choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
 }
 
-// [key, what it does, function]; the list of keys in the page is made of this.
+// [key, what it does, the id of the control that it presses or a function]; the list of keys in the page is made of this.
 const KEYS = [
   ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
-  ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
+  ["Escape", "back to all heads", "close"],
   ["[", "the step before", () => moveStep(-1)],
   ["]", "the next step", () => moveStep(1)],
-  ["w", "words in place of tokens", toggleWords],
-  ["l", "lines between the words in place of the map", () => toggle("lines")],
-  ["c", "by column: which tokens look at this one", () => $("direction").click()],
-  ["t", "outline where the pattern points", () => toggle("target")],
-  ["d", "show the map minus the pattern", () => toggle("difference")],
-  ["s", "leave out special tokens", () => toggle("special")],
-  ["m", "hatch what an attack hid", () => toggle("hidden")],
-  ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
-  ["1", "colours: attention weight", () => { state.scale = "weight"; update(); }],
-  ["2", "colours: multiple of even attention", () => { state.scale = "ratio"; update(); }],
-  ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
-  ["+", "zoom in", () => zoomBy(1.5)],
-  ["-", "zoom out", () => zoomBy(1 / 1.5)],
-  ["?", "this list", () => $("help").showModal()],
+  ["w", "words in place of tokens", "words"],
+  ["l", "lines between the words in place of the map", "lines"],
+  ["c", "by column: which tokens look at this one", "direction"],
+  ["t", "outline where the pattern points", "target"],
+  ["d", "show the map minus the pattern", "difference"],
+  ["s", "leave out special tokens", "special"],
+  ["m", "hatch what an attack hid", "hidden"],
+  ["p", "pin the row, so that the pointer does not change it", "pin"],
+  ["1", "colours: attention weight", () => set("scale", "weight")],
+  ["2", "colours: multiple of even attention", () => set("scale", "ratio")],
+  ["3", "colours: each map for itself", () => set("scale", "own")],
+  ["+", "zoom in", "closer"],
+  ["-", "zoom out", "farther"],
+  ["?", "this list", "help-button"],
 ];
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -1231,29 +1206,23 @@ function start() {
     $("note").textContent = "This browser cannot show the maps, because it lacks DecompressionStream: use Chrome or Edge 103, Firefox 113, Safari 16.4, or a later version.";
     return;
   }
-  $("scale").append(...Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)));
-  $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
-  $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
-    ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
-  $("view").addEventListener("change", () => show(Number($("view").value), state.other));
-  $("other").addEventListener("change", () => show(state.view, Number($("other").value)));
-  $("head").addEventListener("change", () => {
-    const [layer, head] = $("head").value.split(".").map(Number);
-    if ($("head").value) open(layer, head);
+  const keys = [["arrows", "move among heads, or among rows and columns of an enlarged map"], ...KEYS];
+  $("keys").append(...keys.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
+  $("controls").addEventListener("change", ({ target: { id, value, type, checked } }) => {
+    if (id === "view") show(Number(value), state.other);
+    else if (id === "other") show(state.view, Number(value));
+    else if (id !== "head") set(id, type === "checkbox" ? checked : value);
+    else if (value) open(...value.split(".").map(Number));
     else close();
   });
   $("more").addEventListener("toggle", () => $("controls").classList.toggle("more", $("more").open));
-  for (const name of ["scale", "palette", "order", "pattern"]) {
-    $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
-  }
-  for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
   $("step").addEventListener("input", () => show(stepsOf(views[state.view])[Number($("step").value)].at, state.other));
   const clicks = {
-    close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+    close, words: toggleWords, lines: () => set("lines", !state.lines), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
     pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
     direction: () => {
       if (state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
-      toggle("byColumn");
+      set("byColumn", !state.byColumn);
     },
   };
   for (const suffix of ["png", "svg"]) {
@@ -1279,7 +1248,8 @@ function start() {
     const command = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
     if (!command) return;
     event.preventDefault();
-    command[2]();
+    if (typeof command[2] === "string") $(command[2]).click();
+    else command[2]();
   });
   addEventListener("hashchange", followAddress);
   let waiting = 0;

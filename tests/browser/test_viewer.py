@@ -487,7 +487,7 @@ def test_the_address_opens_the_same_picture(browser, path):
 def choose(browser, id, value):
     """Choose an option of a list."""
     script = "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
-    browser.run(script + "box.dispatchEvent(new Event('change'));", id, value)
+    browser.run(script + "box.dispatchEvent(new Event('change', { bubbles: true }));", id, value)
 
 
 def test_steps_and_other_views(browser, plain, path, tmp_path):
