@@ -18,7 +18,7 @@ function lines(panel) {
   panel.row = state.row;
   const links = queries.flatMap((q) => linked(panel, q).map((k) => [q, k]));
   const keys = panel.isAll ? [...columns.keys()] : links.map(([, k]) => k).sort((a, b) => a - b);
-  const count = Math.max(queries.length, keys.length), step = Math.max(13, Math.min(22, (panel.high - 30) / count));
+  const count = Math.max(queries.length, keys.length), step = clamp((panel.high - 30) / count, 13, 22);
   const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.34), high = count * step + 30;
   const place = (list, one) => 26 + (list.indexOf(one) + 0.5 + (count - list.length) / 2) * step;
   const word = (names, list, x, anchor, axis) => list.map((one) => svgText(panel.isAll ? names[one] : `${names[one]} ${one}`, {

@@ -132,7 +132,7 @@ function drawLines(context, drawn) {
 /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
 function gridSheet() {
   const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
-  const side = Math.max(36, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+  const side = clamp(1000 / columns / count, 36, 100), tall = (side * rowsOf(view).length) / view.columns.length;
   const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
   const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
   for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);

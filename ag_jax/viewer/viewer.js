@@ -11,6 +11,9 @@
 const $ = (id) => document.getElementById(id);
 const meta = JSON.parse($("meta").textContent), { views } = meta;
 
+const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+const told = document.documentElement.dataset; // what a test waits for
+
 /** Returns a new element with properties and children; text is never read as HTML. */
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -64,7 +67,7 @@ function decoded(bytes, queries, keys, sums) {
     for (let at = q * keys; at < (q + 1) * keys; at++) {
       if (levels[at] >= first) continue;
       const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
-      weights[at] = Math.min(high, Math.max(low, weights[at] * factor));
+      weights[at] = clamp(weights[at] * factor, low, high);
     }
   }
   return { weights, shades: levels.map((level) => Number(level < first)), queries, keys, blocks: 1, coarse: false };
@@ -233,7 +236,7 @@ function shades(view, layer, map, signed) {
       if (signed) place = DIFFERENCE.place(weight);
       else if (even) place = weight > 0 ? SCALES.ratio.place(weight / even(row, k)) : 0;
       else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
-      out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
+      out[q * map.keys + k] = Math.round(255 * clamp(place, 0, 1));
     }
   }
   return out;
@@ -280,10 +283,10 @@ let addressTimer = 0;
 
 /** Writes the state into the address soon, together with changes that follow until then. */
 function writeAddress() {
-  document.documentElement.dataset.address = "old";
+  told.address = "old";
   addressTimer ||= setTimeout(() => {
     addressTimer = 0;
-    document.documentElement.dataset.address = "current";
+    told.address = "current";
     const changed = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name]);
     const parts = changed.map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
     try {
@@ -346,7 +349,7 @@ function refusal(view, other) {
 
 // ---------------------------------------------------------------- all heads
 
-const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
+const scaleOf = () => clamp(devicePixelRatio || 1, 1, 3);
 
 const nameOf = (view, layer, head) => {
   const guided = view.guided[layer][head];
@@ -370,13 +373,14 @@ function ordered(view) {
   return every.sort((one, two) => value(two) - value(one));
 }
 
+const gridCells = () => [...$("grid").querySelectorAll(".head")];
 let cursor = 0; // of the head that the tab key reaches
 let tileReduce = 1; // cells of the overview on each side of a pixel of the grid's maps
 
 /** Draws the maps of the grid anew if the grid has become so narrow or wide that they need another size. A browser
  * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
 function fitTiles() {
-  const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
+  const view = views[state.view], cells = gridCells();
   const [one, two] = cells[0].children, isBeside = one.offsetTop === two?.offsetTop;
   if (two) $("pair").textContent = `${isBeside ? "Left" : "Above"}: ${view.name}. ${isBeside ? "Right" : "Below"}: ${views[state.other].name}.`;
   const pixelsWide = one.clientWidth * scaleOf();
@@ -439,14 +443,14 @@ function drawGrid() {
     cell.addEventListener("focus", () => { cursor = at; });
     return cell;
   });
-  const lines = [], wide = across(view);
+  const lines = [], wide = across(view), header = (of, className, text) => make("span", { className, role: `${of}header` }, text);
   if (byPosition) {
-    const top = Array.from({ length: wide }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head === view.heads ? "mean" : head }));
-    lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "head →\nlayer ↓" }), ...top));
+    const top = Array.from({ length: wide }, (_, head) => header("column", "across", head === view.heads ? "mean" : head));
+    lines.push(make("div", { role: "row" }, header("column", "corner", "head →\nlayer ↓"), ...top));
   }
   for (let at = 0; at < cells.length; at += wide) {
     const label = byPosition ? at / wide : `${at + 1}–${at + wide}`;
-    lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + wide)));
+    lines.push(make("div", { role: "row" }, header("row", "down", label), ...cells.slice(at, at + wide)));
   }
   grid.replaceChildren(...lines);
   if (hadFocus) cells[cursor]?.focus();
@@ -459,13 +463,13 @@ function drawGrid() {
   if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
   const note = view.block > 1 ? `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.`
     : state.special && view.special.length ? `Maps are ${WITHOUT_SPECIAL}.` : "";
-  $("legend").replaceChildren(...items, ...(note ? [make("span", { textContent: note })] : []));
+  $("legend").replaceChildren(...items, ...(note ? [make("span", {}, note)] : []));
 }
 
 function moveInGrid(right, down) {
-  const view = views[state.view], cells = $("grid").querySelectorAll(".head");
+  const view = views[state.view], cells = gridCells();
   const wide = across(view), row = Math.floor(cursor / wide), column = cursor % wide;
-  const next = Math.min(view.layers - 1, Math.max(0, row + down)) * wide + Math.min(wide - 1, Math.max(0, column + right));
+  const next = clamp(row + down, 0, view.layers - 1) * wide + clamp(column + right, 0, wide - 1);
   cells[cursor].tabIndex = -1;
   cells[next].tabIndex = 0;
   cells[next].focus();
@@ -487,7 +491,7 @@ function close() {
   if (!isOpen()) return;
   cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
   state.layer = state.head = -1;
-  update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
+  update().then(() => gridCells()[cursor]?.focus());
 }
 
 /** The pattern whose target is shown: the chosen one, else that which guides the head, else the strongest. */
@@ -528,7 +532,7 @@ async function drawOne(mine) {
   for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen());
   $("stage").classList.toggle("pair", isOpen() && state.other >= 0);
   fitTiles(); // beside an open head, the grid is narrower
-  const cells = $("grid").querySelectorAll(".head");
+  const cells = gridCells();
   ordered(view).forEach(([n, h], at) => cells[at].setAttribute("aria-selected", String(n === layer && h === head)));
   if (!isOpen()) {
     panels = [];
@@ -567,9 +571,9 @@ function drawPanels(shown) {
   const areLines = state.lines && shown[0].map.blocks === 1;
   if (areLines) shown = shown.filter((one) => !one.isDifference);
   const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
-  const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
+  const abreast = clamp(Math.floor(available / 260), 1, shown.length);
   const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
-  const high = Math.max(320, Math.min(900, innerHeight * 0.55)); // the texts, the controls and the number are above it
+  const high = clamp(innerHeight * 0.55, 320, 900); // the texts, the controls and the number are above it
   panels = shown.map((one) => {
     const canvas = make("canvas", { "aria-hidden": "true" });
     const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
@@ -582,7 +586,7 @@ function drawPanels(shown) {
     return panel;
   });
   box.replaceChildren(...panels.map((panel) => {
-    const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
+    const figure = make("figure", {}, make("figcaption", {}, caption(panel)));
     if (panel.svg) figure.append(panel.svg);
     else if (panel.map) {
       figure.append(make("p", { className: "axes", textContent: axesOf(panel.view).map((axis, at) => `${["↓ row", "→ column"][at]}: ${axis}`).join("\u2003") }), panel.canvas);
@@ -664,8 +668,8 @@ function edgesOf({ map, view, wide, high }) {
     y = Math.min(120, columns) + room;
     cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
   }
-  state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
-  state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
+  state.left = clamp(state.left, 0, map.keys - map.keys / state.zoom);
+  state.top = clamp(state.top, 0, map.queries - map.queries / state.zoom);
   return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
 }
 
@@ -678,48 +682,51 @@ function fillUpwards(context, text, x, y, ...most) {
   context.restore();
 }
 
-/** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
-function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
-  const { map, view } = panel, blocks = map.blocks;
-  const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+/** Draws what is seen of a map through its box. */
+function clipped(context, { x, y, width, height }, draw) {
   context.save();
   context.beginPath();
   context.rect(x, y, width, height);
   context.clip();
-  context.imageSmoothingEnabled = false;
-  const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
-  const image = pixels(panel, reduce);
-  context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
-  if (panel.mask && blocks === 1) {
-    context.fillStyle = "rgb(0 0 0 / 0.55)";
-    for (let q = 0; q < map.queries; q++) {
-      for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
-        while (k < map.keys && panel.mask(q, k)) k++;
-        const [left, top] = at(q, first);
-        if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
-      }
-    }
-  }
-  const target = view.targets[shownPattern()];
-  if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
-    context.strokeStyle = patternLook(shownPattern()).colour;
-    context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
-    const side = Math.max(cell, 3);
-    for (let q = 0; q < map.queries; q++) {
-      for (const [k] of entriesOf(target, q)) {
-        const [left, top] = at(q + 0.5, k + 0.5);
-        context.strokeRect(left - side / 2, top - side / 2, side, side);
-      }
-    }
-  }
+  draw();
   context.restore();
+}
 
-  context.strokeStyle = "#777";
-  context.lineWidth = 1;
+/** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
+function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
+  const { map, view } = panel, blocks = map.blocks;
+  const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+  clipped(context, { x, y, width, height }, () => {
+    context.imageSmoothingEnabled = false;
+    const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
+    const image = pixels(panel, reduce);
+    context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
+    if (panel.mask && blocks === 1) {
+      context.fillStyle = "rgb(0 0 0 / 0.55)";
+      for (let q = 0; q < map.queries; q++) {
+        for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
+          while (k < map.keys && panel.mask(q, k)) k++;
+          const [left, top] = at(q, first);
+          if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
+        }
+      }
+    }
+    const target = view.targets[shownPattern()];
+    if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
+      context.strokeStyle = patternLook(shownPattern()).colour;
+      context.lineWidth = clamp(cell / 6, 1, 2.5);
+      const side = Math.max(cell, 3);
+      for (let q = 0; q < map.queries; q++) {
+        for (const [k] of entriesOf(target, q)) {
+          const [left, top] = at(q + 0.5, k + 0.5);
+          context.strokeRect(left - side / 2, top - side / 2, side, side);
+        }
+      }
+    }
+  });
+
+  Object.assign(context, { strokeStyle: "#777", lineWidth: 1, font: FONT, fillStyle: ink, textBaseline: "middle" });
   context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-  context.font = FONT;
-  context.fillStyle = ink;
-  context.textBaseline = "middle";
   const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
   const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one}` : names[one]);
   context.textAlign = "right";
@@ -735,17 +742,14 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
 }
 
 /** Draws the outlines of the chosen row and column. */
-function outline({ map, x, y, cell, width, height }, context) {
+function outline(panel, context) {
+  const { map, x, y, cell, width, height } = panel;
   if (map.blocks > 1 || cell <= 2) return;
-  context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = "#D00000";
-  context.lineWidth = 1.5;
-  if (state.row >= 0) context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
-  if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
-  context.restore();
+  clipped(context, panel, () => {
+    Object.assign(context, { strokeStyle: "#D00000", lineWidth: 1.5 });
+    context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
+    if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
+  });
 }
 
 /** Returns [row, column] under a pointer, null outside of the map. */
@@ -755,12 +759,10 @@ function under(panel, event) {
   const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
   const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
   if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
-  const { words } = views[state.view], isBetweenWords = Boolean(panel.view.tokens);
-  const last = (cell, length, starts) => {
-    const place = Math.min(length - 1, Math.floor(cell * panel.map.blocks));
-    return state.words && !isBetweenWords ? wordOf(starts, place) : place;
-  };
-  return [last(q, rowsOf(panel.view).length, words?.rowStarts), last(k, panel.view.columns.length, words?.columnStarts)];
+  const { words } = views[state.view], { blocks } = panel.map;
+  const isOfTokens = state.words && !panel.view.tokens; // the overview has no words
+  const place = (cell, starts) => (isOfTokens ? wordOf(starts, Math.floor(cell * blocks)) : Math.floor(cell * blocks));
+  return [Math.min(rowsOf(panel.view).length - 1, place(q, words?.rowStarts)), Math.min(panel.view.columns.length - 1, place(k, words?.columnStarts))];
 }
 
 function listen(panel) {
@@ -805,7 +807,7 @@ function zoomBy(factor, around) {
   const [panel] = panels;
   if (!panel || panel.svg) return;
   const before = state.zoom;
-  state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
+  state.zoom = clamp(state.zoom * factor, 1, 64);
   const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
   state.left = k - (k - state.left) * (before / state.zoom);
   state.top = q - (q - state.top) * (before / state.zoom);
@@ -860,7 +862,7 @@ const isolated = (token) => (IS_RIGHT_TO_LEFT.test(token) ? `\u2068${token}\u206
 const quoted = (token) => `“${isolated(token)}”`;
 
 /** Returns a cell of a table. */
-const td = (textContent, more) => make("td", { textContent, ...more });
+const td = (content, more = {}) => make("td", more, content);
 const NUMBER = { className: "number" };
 
 const MOST_LISTED = 10;
@@ -924,7 +926,7 @@ function tip(event, cell) {
   const box = $("tip"), said = cell && event.pointerType !== "touch" ? cellInWords(...cell) : null;
   box.hidden = !said;
   if (!said) return;
-  box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", { textContent })));
+  box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", {}, textContent)));
   const wide = box.offsetWidth, high = box.offsetHeight, gap = 14;
   box.style.left = `${event.clientX + gap + wide > innerWidth ? Math.max(0, event.clientX - gap - wide) : event.clientX + gap}px`;
   box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
@@ -947,7 +949,7 @@ const CONTINUES = "·"; // the first letter of a piece that continues a word
 function textLine(name, words) {
   const turned = words.filter((word) => IS_RIGHT_TO_LEFT.test(word.textContent ?? word)).length;
   const spaces = words.filter((word) => word === " ").length;
-  return make("p", { dir: 2 * turned > words.length - spaces ? "rtl" : "ltr" }, make("b", { textContent: name ? `${name}:` : "" }), " ", ...words);
+  return make("p", { dir: 2 * turned > words.length - spaces ? "rtl" : "ltr" }, make("b", {}, name && `${name}:`), " ", ...words);
 }
 
 /** Returns the element of a word of the text, by which its row or column is chosen. */
@@ -972,14 +974,14 @@ function drawFacts(view) {
   $("facts").textContent = parts.join("; ");
   const shown = shownPattern();
   const both = paired(head), isShown = (state.target || state.difference) && !state.words;
-  const th = (textContent, more) => make("th", { scope: "col", textContent, ...more });
+  const th = (content, more) => make("th", { scope: "col", ...more }, content);
   const top = make("tr", {}, th("pattern"), ...both.map(([, one]) => th(both.length > 1 ? one.name : "this head", NUMBER)),
     th("even", { ...NUMBER, title: "the share if every row looked equally at all that it sees" }));
   const rows = Object.entries(view.targets).map(([name, target]) => {
     const masses = both.map(([, one, own]) => one.targets[name]?.mass[layer]?.[own]);
     const cells = [...masses, target.chance[layer]].map((value) => td(value?.toFixed(2) ?? "–", NUMBER));
     return make("tr", name === shown ? { "aria-current": "true" } : {},
-      make("td", {}, make("b", { textContent: `${patternLook(name).letter} ` }), target.title + (name === shown && isShown ? " (shown)" : "")), ...cells);
+      make("td", {}, make("b", {}, `${patternLook(name).letter} `), target.title + (name === shown && isShown ? " (shown)" : "")), ...cells);
   });
   $("masses").tBodies[0].replaceChildren(top, ...rows);
   $("masses").hidden = !rows.length;
@@ -1034,7 +1036,7 @@ function drawBar(context, x, y, signed, ink) {
 // ---------------------------------------------------------------- steps of a run
 
 const stepsOf = (view) => views.map((one, at) => ({ one, at }))
-  .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
+  .filter(({ one }) => view.step !== null && one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
   .sort((a, b) => a.one.step - b.one.step);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -1048,7 +1050,7 @@ const svg = (tag, attributes, ...children) => {
 const svgText = (content, attributes) => svg("text", attributes, String(content));
 
 function drawSteps() {
-  const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
+  const view = views[state.view], series = stepsOf(view);
   $("steps").hidden = series.length < 2;
   if (series.length < 2) return;
   const current = series.findIndex(({ at }) => at === state.view);
@@ -1092,10 +1094,9 @@ function drawSteps() {
 }
 
 function moveStep(by) {
-  const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
-  if (series.length < 2) return;
-  const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
-  show(series[next].at, state.other);
+  const series = stepsOf(views[state.view]);
+  const next = series[clamp(series.findIndex(({ at }) => at === state.view) + by, 0, series.length - 1)];
+  if (next) show(next.at, state.other);
 }
 
 // ---------------------------------------------------------------- controls and keys
@@ -1156,7 +1157,7 @@ async function update(problem = "") {
   tip(null, null);
   await drawOne(mine);
   if (mine !== drawing) return;
-  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+  told.drawn = Number(told.drawn ?? 0) + 1;
 }
 
 const set = (name, value) => { state[name] = value; update(); };
@@ -1173,13 +1174,13 @@ function toggleWords() {
 }
 
 function moveChosen(across, down) {
-  const view = shownView(state.view), clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
-  choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
+  const view = shownView(state.view);
+  choose(clamp(state.row + down, 0, rowsOf(view).length - 1), across ? clamp(state.column + across, 0, view.columns.length - 1) : state.column);
 }
 
 // [key, what it does, the id of the control that it presses or a function]; the list of keys in the page is made of this.
 const KEYS = [
-  ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
+  ["Enter", "enlarge the chosen head", () => { if (!isOpen()) gridCells()[cursor].click(); }],
   ["Escape", "back to all heads", "close"],
   ["[", "the step before", () => moveStep(-1)],
   ["]", "the next step", () => moveStep(1)],
@@ -1207,7 +1208,7 @@ function start() {
     return;
   }
   const keys = [["arrows", "move among heads, or among rows and columns of an enlarged map"], ...KEYS];
-  $("keys").append(...keys.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
+  $("keys").append(...keys.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)]));
   $("controls").addEventListener("change", ({ target: { id, value, type, checked } }) => {
     if (id === "view") show(Number(value), state.other);
     else if (id === "other") show(state.view, Number(value));
@@ -1221,7 +1222,7 @@ function start() {
     close, words: toggleWords, lines: () => set("lines", !state.lines), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
     pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
     direction: () => {
-      if (state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
+      if (state.column < 0) state.column = clamp(state.row, 0, shownView(state.view).columns.length - 1);
       set("byColumn", !state.byColumn);
     },
   };
