@@ -130,3 +130,15 @@ def scheme(browser):
 
     yield choose
     choose(None)
+
+
+@pytest.fixture
+def window(browser):
+    """Sets the size of the window."""
+
+    def choose(width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    yield choose
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -334,6 +334,36 @@ def test_words_in_place_of_pieces(browser, tmp_path, is_stored, digits, error):
     assert (browser.state()["r"], browser.state()["c"]) == ("1", "5") and "w" not in browser.state()
 
 
+def test_even_attention_between_words(browser, tmp_path):
+    """A head that attends evenly to what it sees is 1.0 x even, also in a window and without special tokens."""
+    near = np.abs(np.arange(9)[:, None] - np.arange(9)) <= 2
+    weights = (near / near.sum(1, keepdims=True))[None, None].astype(np.float32)
+    view = views.view(tokens=list(PIECES), words=WORDS, special=(0, 8), windows=(4,), weights_NHQK=weights, targets={})
+    page = save(tmp_path / "m.html", [view])
+    for address in ("w=1&r=1&c=2", "w=1&r=1&c=2&x=1", "w=1&r=3&c=4&x=1"):
+        browser.open(page, f"l=0&h=0&{address}")
+        assert "(1.0 × even)" in browser.text("line")
+
+
+def test_a_control_that_does_not_apply_has_no_key(browser, tmp_path):
+    """Targets and their differences are about tokens, so nothing about words changes."""
+    browser.open(save(tmp_path / "m.html", [views.view(tokens=list(PIECES), words=WORDS)]), "l=1&h=0&w=1&t=1")
+    assert "outlined" not in browser.text("maps") and "(shown)" not in browser.text("masses")
+    browser.press("d", "t")
+    browser.act(lambda: browser.press("w"))
+    assert {*browser.state().items()} >= {("t", "1")} and "d" not in browser.state()
+    assert "outlined: [Next]" in browser.text("maps") and "(shown)" in browser.text("masses")
+
+
+def test_a_text_from_right_to_left(browser, tmp_path):
+    """Its words are so ordered, and do not turn the numbers of a sentence that names them."""
+    tokens = ["<s>", "אני", "רואה", "·ים", "בית", "</s>"]
+    browser.open(save(tmp_path / "m.html", [views.view(tokens=tokens, targets={})]), "l=1&h=1&r=1&c=4")
+    lefts = browser.run("return [...document.querySelectorAll('#text span')].map((one) => one.offsetLeft)")
+    assert np.diff(lefts).max() < 0
+    assert browser.text("line").startswith("“\u2068אני\u2069” (1) looks at “\u2068בית\u2069” (4): .")
+
+
 def test_words_that_are_pieces_are_not_offered(browser, path):
     browser.open(path, "l=1&h=2&w=1")
     assert browser.run("return document.getElementById('words').hidden") and "w" not in browser.state()
@@ -412,6 +442,27 @@ def test_the_texts_are_above_the_maps(browser, plain, tmp_path):
     assert "Translation: a whole text" in browser.text("text")
 
 
+def test_a_model_that_cannot_be_compared_says_why(browser, plain, tmp_path):
+    columns = ["other", *plain.columns[1:]]
+    strange = dataclasses.replace(plain, name="strange", columns=columns, is_compared=True)
+    browser.open(save(tmp_path / "m.html", [plain, strange]))
+    assert "“plain” and “strange” cannot be compared" in browser.text("note")
+
+
+def test_a_head_that_is_closed_leaves_no_colours(browser, path):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path, "l=1&h=1&r=3&c=4")
+    browser.act(lambda: browser.press(Keys.ESCAPE))
+    browser.act(lambda: browser.press("c"))
+    assert not browser.run("return document.querySelectorAll('#text span[style*=color], #text .chosen').length")
+
+
+def test_the_list_of_heads_has_the_means_whatever_the_order(browser, path):
+    browser.open(path, "l=1&h=3&r=1&a=entropy")
+    assert browser.run("return document.getElementById('head').value") == "1.3"
+
+
 def test_the_first_model_to_compare_with_is_compared(browser, plain, other, tmp_path):
     file = save(tmp_path / "m.html", [plain, dataclasses.replace(other, is_compared=True)])
     browser.open(file)
@@ -422,18 +473,6 @@ def test_the_first_model_to_compare_with_is_compared(browser, plain, other, tmp_
     assert browser.state()["o"] == "-1"
     browser.open(file, "l=1&h=2&o=-1")
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
-
-
-@pytest.fixture
-def window(browser):
-    """Sets the size of the window."""
-
-    def choose(width, height):
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    yield choose
-    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (1366, 768)])
@@ -514,12 +553,27 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
 def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
     long = views.attention(1, 2, 130, 130, sharpness=1.0)
     view = views.view(tokens=[str(at) for at in range(130)], weights_NHQK=long, whole=[(0, 1)], targets={})
-    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=2")
+    whole = dataclasses.replace(view, name="whole", whole=None, words=[(f"w{at}", 2 * at) for at in range(65)])
+    view = dataclasses.replace(view, words=whole.words)
+    file = save(tmp_path / "m.html", [view, whole])
+    browser.open(file, "l=0&h=0&r=2")
     assert "only the largest weights of 3 × 3 tokens are in this page" in browser.text("maps")
     blocks = [(q, k) for q in range(0, 44, 5) for k in range(0, 44, 7)]
     largest = np.array([long[0, 0, 3 * q : 3 * q + 3, 3 * k : 3 * k + 3].max() for q, k in blocks])
     assert np.abs(np.array(browser.colours(blocks)) - weight_colours(np.sqrt(largest))).max() <= 14
     assert "not in this page" in browser.text("largest")
+
+    # Beside a head with all weights, lines are of that one alone, and what is chosen is a word.
+    browser.open(file, "v=1&o=0&l=0&h=0&r=2&i=1")
+    assert [len(browser.driver.find_elements("css selector", f"#maps {tag}")) for tag in ("svg", "canvas")] == [1, 1]
+    assert {q for q, _ in lines_of(browser)} == {2}
+    browser.open(file, "l=0&h=0&w=1")
+    move = """const canvas = document.querySelector("#maps canvas"), { x, y, cell } = canvas.dataset;
+        const box = canvas.getBoundingClientRect();
+        const [clientX, clientY] = [box.x + Number(x) + 43.1 * cell, box.y + Number(y) + 42.1 * cell];
+        canvas.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));"""
+    browser.run(move)
+    assert (browser.state()["r"], browser.state()["c"]) == ("63", "64")  # of tokens 126 and 129
 
 
 def test_what_an_attack_masked(browser, tmp_path):
