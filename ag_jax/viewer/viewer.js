@@ -546,7 +546,8 @@ async function drawOne(mine) {
       continue;
     }
     const { view: one, map: stored } = await shownMap(number, layer, own);
-    const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
+    const isHatched = state.hidden && one.hiddenHeads && !one.tokens && !state.lines && stored.blocks === 1;
+    const mask = isHatched ? await maskOf(number, layer, own) : null;
     if (mine !== drawing) return;
     const whole = withoutSpecial(one, stored);
     const signed = state.difference && !state.lines && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
@@ -559,7 +560,6 @@ async function drawOne(mine) {
     shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${one.view.name} minus ${two.view.name}` });
   }
   drawFacts(view);
-  drawBars(shown);
   drawPanels(shown);
   drawRow();
   drawTwin();
@@ -570,13 +570,14 @@ function drawPanels(shown) {
   $("look").classList.toggle("single", shown.length === 1);
   const areLines = state.lines && shown[0].map.blocks === 1;
   if (areLines) shown = shown.filter((one) => !one.isDifference);
+  $("bar").replaceChildren(...[false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed)).map(bar));
   const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
   const abreast = clamp(Math.floor(available / 260), 1, shown.length);
   const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
   const high = clamp(innerHeight * 0.55, 320, 900); // the texts, the controls and the number are above it
   panels = shown.map((one) => {
     const canvas = make("canvas", { "aria-hidden": "true" });
-    const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
+    const panel = { ...one, canvas, wide, high, drawing };
     if (one.map) {
       panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words above it
       panel.even = evenOf(one.view, state.layer);
@@ -599,14 +600,18 @@ function drawPanels(shown) {
 
 const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
 
+/** Returns the target of which a panel shows the outline. */
+const outlined = ({ map, view, svg, isDifference }) =>
+  (state.target && map.blocks === 1 && !svg && !isDifference && !view.tokens ? view.targets[shownPattern()] : null);
+
 /** Returns what is special about the map of a panel. */
 function notesOf(panel) {
   const notes = [];
   if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
   else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
-  else if (state.special && panel.view.special.length) notes.push(WITHOUT_SPECIAL);
+  if (panel.map.blocks === 1 && state.special && panel.view.special.length) notes.push(WITHOUT_SPECIAL);
   if (panel.map.digits) notes.push("summed from rounded weights");
-  if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+  if (outlined(panel)) notes.push(`outlined: ${outlined(panel).title}`);
   if (panel.mask) notes.push("hatched: hidden by the attack");
   return notes;
 }
@@ -701,7 +706,7 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
     const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
     const image = pixels(panel, reduce);
     context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
-    if (panel.mask && blocks === 1) {
+    if (panel.mask) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
       for (let q = 0; q < map.queries; q++) {
         for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
@@ -711,9 +716,9 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
         }
       }
     }
-    const target = view.targets[shownPattern()];
-    if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
-      context.strokeStyle = patternLook(shownPattern()).colour;
+    const target = outlined(panel);
+    if (target) {
+      context.strokeStyle = target.colour;
       context.lineWidth = clamp(cell / 6, 1, 2.5);
       const side = Math.max(cell, 3);
       for (let q = 0; q < map.queries; q++) {
@@ -915,7 +920,6 @@ function cellInWords(row, column) {
   return { words: `${quoted(rowsOf(view)[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
 }
 
-/** Says a cell in words, in the line above the maps. */
 function say(row, column) {
   const cell = cellInWords(row, column);
   $("line").textContent = cell ? `${cell.words}: ${cell.values.join("; ")}` : "";
@@ -927,9 +931,9 @@ function tip(event, cell) {
   box.hidden = !said;
   if (!said) return;
   box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", {}, textContent)));
-  const wide = box.offsetWidth, high = box.offsetHeight, gap = 14;
-  box.style.left = `${event.clientX + gap + wide > innerWidth ? Math.max(0, event.clientX - gap - wide) : event.clientX + gap}px`;
-  box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
+  const beside = (at, size, room) => `${at + 14 + size > room ? Math.max(0, at - 14 - size) : at + 14}px`;
+  box.style.left = beside(event.clientX, box.offsetWidth, innerWidth);
+  box.style.top = beside(event.clientY, box.offsetHeight, innerHeight);
 }
 
 /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
@@ -947,9 +951,8 @@ const CONTINUES = "·"; // the first letter of a piece that continues a word
 
 /** Returns a text with its name before it, from right to left if most of its words are written so. */
 function textLine(name, words) {
-  const turned = words.filter((word) => IS_RIGHT_TO_LEFT.test(word.textContent ?? word)).length;
-  const spaces = words.filter((word) => word === " ").length;
-  return make("p", { dir: 2 * turned > words.length - spaces ? "rtl" : "ltr" }, make("b", {}, name && `${name}:`), " ", ...words);
+  const texts = words.map((word) => word.textContent ?? word).filter((text) => text !== " ");
+  return make("p", { dir: 2 * texts.filter((text) => IS_RIGHT_TO_LEFT.test(text)).length > texts.length ? "rtl" : "ltr" }, make("b", { dir: "ltr" }, name && `${name}:`), " ", ...words);
 }
 
 /** Returns the element of a word of the text, by which its row or column is chosen. */
@@ -973,7 +976,7 @@ function drawFacts(view) {
   }
   $("facts").textContent = parts.join("; ");
   const shown = shownPattern();
-  const both = paired(head), isShown = (state.target || state.difference) && !state.words;
+  const both = paired(head), isShown = (state.target || state.difference) && !state.words && !state.lines;
   const th = (content, more) => make("th", { scope: "col", ...more }, content);
   const top = make("tr", {}, th("pattern"), ...both.map(([, one]) => th(both.length > 1 ? one.name : "this head", NUMBER)),
     th("even", { ...NUMBER, title: "the share if every row looked equally at all that it sees" }));
@@ -1000,11 +1003,6 @@ function drawTwin() {
   });
   const top = make("tr", {}, ...["row", "looks", "at what most"].map((textContent) => make("th", { scope: "col", textContent })));
   $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
-}
-
-function drawBars(shown) {
-  const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
-  $("bar").replaceChildren(...kinds.map(bar));
 }
 
 const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks

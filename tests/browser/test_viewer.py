@@ -353,6 +353,8 @@ def test_a_control_that_does_not_apply_has_no_key(browser, tmp_path):
     browser.act(lambda: browser.press("w"))
     assert {*browser.state().items()} >= {("t", "1")} and "d" not in browser.state()
     assert "outlined: [Next]" in browser.text("maps") and "(shown)" in browser.text("masses")
+    browser.act(lambda: browser.press("l"))
+    assert "outlined" not in browser.text("maps") and "(shown)" not in browser.text("masses")
 
 
 def test_a_text_from_right_to_left(browser, tmp_path):
