@@ -12,7 +12,7 @@ function linked({ map }, q) {
 
 /** Returns lines from the words that look, on the left, to those at which they look, as opaque as the map is dark. */
 function lines(panel) {
-  const { view, map, shade } = panel, rows = rowsOf(view).map(label), columns = view.columns.map(label);
+  const { view, map, shade } = panel, rows = view.rows.map(label), columns = view.columns.map(label);
   panel.isAll = map.queries <= MOST_LINED && map.keys <= MOST_LINED;
   const queries = panel.isAll ? [...rows.keys()] : [state.row];
   panel.row = state.row;

@@ -132,7 +132,7 @@ function drawLines(context, drawn) {
 /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
 function gridSheet() {
   const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
-  const side = clamp(1000 / columns / count, 36, 100), tall = (side * rowsOf(view).length) / view.columns.length;
+  const side = clamp(1000 / columns / count, 36, 100), tall = (side * view.rows.length) / view.columns.length;
   const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
   const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
   for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
@@ -176,7 +176,7 @@ function saveSheet(name, [wide, high, draw]) {
 
 function saveTsv() {
   const panel = panels[0], view = panel.view, list = chosenWeights(panel);
-  const others = state.byColumn ? rowsOf(view) : view.columns;
+  const others = state.byColumn ? view.rows : view.columns;
   const clean = (token) => token.replace(/[\t\r\n]/g, " ");
   const known = (at) => (panel.map.coarse || panel.map.shades?.[at] ? "shade" : panel.map.digits ? "two digits" : "");
   const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), known(at)].join("\t"));

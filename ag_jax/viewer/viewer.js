@@ -10,6 +10,7 @@
 
 const $ = (id) => document.getElementById(id);
 const meta = JSON.parse($("meta").textContent), { views } = meta;
+for (const one of views.flatMap((view) => [view, view.words])) if (one) one.rows ??= one.columns;
 
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
 const told = document.documentElement.dataset; // what a test waits for
@@ -77,21 +78,18 @@ const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
 const cache = new Map(); // of promises of maps, by the id of their element
 const overviews = []; // bytes, by the number of the view
 
-const rowsOf = (view) => view.rows ?? view.columns;
-
 /** Returns the map of an element of the page, in memory in place of the oldest one; undefined without the element. */
 function storedMap(id, view) {
   if (!cache.has(id) && $(id)) {
-    cache.set(id, bytesOf(id).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
+    cache.set(id, bytesOf(id).then((bytes) => decoded(bytes, view.rows.length, view.columns.length, view.sums)));
     if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
   }
   return cache.get(id);
 }
 
-/** Returns the overview of a head as a map. */
 function tileOf(number, layer, head) {
   const view = views[number];
-  const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
+  const queries = Math.ceil(view.rows.length / view.block), keys = Math.ceil(view.columns.length / view.block);
   const weights = new Float32Array(queries * keys), start = (layer * (view.heads + 1) + head) * queries * keys;
   for (let k = 0, from = start; k < keys; k++) {
     for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
@@ -107,12 +105,11 @@ function shownView(number) {
   return { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
 }
 
-/** Returns the word of a token, given the first token of each word. */
 const wordOf = (starts, token) => starts.findLastIndex((first) => first <= token);
 
 /** Returns weights between words from those between tokens: sums over a word's columns, means over its rows. */
 function betweenWords({ words, tokens }, values) {
-  const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = rowsOf(tokens).length;
+  const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = tokens.rows.length;
   const weights = new Float32Array(rowStarts.length * columnStarts.length);
   rowStarts.forEach((first, row) => {
     const end = rowStarts[row + 1] ?? queries;
@@ -159,7 +156,7 @@ function withoutSpecial(view, map) {
 async function maskOf(number, layer, head) {
   const view = views[number];
   if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
-  const bytes = await bytesOf(`hidden-${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`), queries = rowsOf(view).length;
+  const bytes = await bytesOf(`hidden-${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`), queries = view.rows.length;
   return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
 }
 
@@ -171,7 +168,7 @@ function bounds(view, layer, q) {
 
 /** Returns a function from a row and a column to the weight there if each row looked equally at all that it sees. */
 function evenOf(view, layer) {
-  const of = view.tokens ?? view, keys = of.columns.length, seen = rowsOf(of).map((_, q) => bounds(of, layer, q));
+  const of = view.tokens ?? view, keys = of.columns.length, seen = of.rows.map((_, q) => bounds(of, layer, q));
   if (!view.tokens) {
     const left = seen.map(([first, last]) => last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0));
     return (q) => 1 / Math.max(1, left[q]);
@@ -229,7 +226,7 @@ function shades(view, layer, map, signed) {
   if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
   const even = !signed && state.scale === "ratio" ? evenOf(view, layer) : null;
   for (let q = 0; q < map.queries; q++) {
-    const row = Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1);
+    const row = Math.min(view.rows.length - 1, (q + 1) * map.blocks - 1);
     for (let k = 0; k < map.keys; k++) {
       const weight = map.weights[q * map.keys + k];
       let place;
@@ -326,7 +323,7 @@ function show(view, other) {
 /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
 function fit() {
   state.words &&= Boolean(views[state.view].words);
-  const view = shownView(state.view), queries = rowsOf(view).length;
+  const view = shownView(state.view), queries = view.rows.length;
   const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
   if (!has) state.layer = state.head = state.row = -1;
   else if (state.row < 0 || state.row >= queries) state.row = Math.min(1, queries - 1);
@@ -337,7 +334,7 @@ function fit() {
 
 /** Returns why two views cannot be compared; "" if they can. */
 function refusal(view, other) {
-  for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", rowsOf(view), rowsOf(other)]]) {
+  for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", view.rows, other.rows]]) {
     const at = mine.findIndex((token, place) => token !== others[place]);
     if (at < 0 && mine.length === others.length) continue;
     const place = at < 0 ? mine.length : at;
@@ -365,7 +362,6 @@ const across = (view) => view.heads + Number(state.order === "position");
 /** Returns [layer, head] of the first heads of all layers, behind which is the mean. */
 const everyHead = (view, heads) => Array.from({ length: view.layers * heads }, (_, at) => [Math.floor(at / heads), at % heads]);
 
-/** Returns [layer, head] of the cells of the grid. */
 function ordered(view) {
   const every = everyHead(view, across(view));
   if (state.order === "position") return every;
@@ -390,13 +386,11 @@ function fitTiles() {
   ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
 }
 
-/** Returns the numbers of the views that are shown. */
 const compared = () => [state.view, state.other].filter((at) => at >= 0);
 
 /** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
 const paired = (head) => compared().map((at) => [at, views[at], headIn(views[at], head)]);
 
-/** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
 function tilePixels(number, layer, head, reduce) {
   const map = withoutSpecial(views[number], tileOf(number, layer, head));
   return pixels({ map, shade: shades(views[number], layer, map, false), signed: false }, reduce);
@@ -408,7 +402,7 @@ function tiles(layer, head) {
     const box = make("div", { className: "tile", "aria-hidden": "true" });
     if (own < 0 || layer >= view.layers) return box;
     const canvas = tilePixels(number, layer, own, tileReduce), { colour, letter } = tileLook(view, layer, own);
-    canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+    canvas.style.aspectRatio = `${view.columns.length} / ${view.rows.length}`;
     box.append(canvas);
     box.style.borderColor = colour;
     if (letter) box.append(make("span", { className: "letter", textContent: letter }));
@@ -427,7 +421,7 @@ function drawGrid() {
   const hadFocus = grid.contains(document.activeElement);
   cursor = Math.min(cursor, list.length - 1);
   // As large as lets a window show all layers at once, unless they become too small to read.
-  const tile = `clamp(6rem, ${(90 * view.columns.length) / rowsOf(view).length / view.layers}vh, 11rem)`;
+  const tile = `clamp(6rem, ${(90 * view.columns.length) / view.rows.length / view.layers}vh, 11rem)`;
   grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, calc(${compared().length} * ${tile})))`;
   grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
   const cells = list.map(([layer, head], at) => {
@@ -616,7 +610,6 @@ function notesOf(panel) {
   return notes;
 }
 
-/** Shortens a token for a label. */
 const label = (token) => {
   const text = [...token];
   return isolated(text.length > 14 ? text.slice(0, 13).join("") + "…" : token);
@@ -644,12 +637,11 @@ function paint(panel) {
 
 const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT}`;
 const pageInk = () => getComputedStyle(document.body).color;
-const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+const labelsOf = (view) => [view.rows.map(label), view.columns.map(label)];
 /** Returns what the rows and the columns of a map are. */
 const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? `, ${view.texts[1 - at]}` : ""));
 
 const ruler = make("canvas").getContext("2d");
-/** Returns how wide a text is. */
 function widthOf(text, font = FONT) {
   ruler.font = font;
   return ruler.measureText(text).width;
@@ -718,7 +710,7 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
     }
     const target = outlined(panel);
     if (target) {
-      context.strokeStyle = target.colour;
+      context.strokeStyle = patternLook(shownPattern()).colour;
       context.lineWidth = clamp(cell / 6, 1, 2.5);
       const side = Math.max(cell, 3);
       for (let q = 0; q < map.queries; q++) {
@@ -746,7 +738,6 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
   }
 }
 
-/** Draws the outlines of the chosen row and column. */
 function outline(panel, context) {
   const { map, x, y, cell, width, height } = panel;
   if (map.blocks > 1 || cell <= 2) return;
@@ -767,7 +758,7 @@ function under(panel, event) {
   const { words } = views[state.view], { blocks } = panel.map;
   const isOfTokens = state.words && !panel.view.tokens; // the overview has no words
   const place = (cell, starts) => (isOfTokens ? wordOf(starts, Math.floor(cell * blocks)) : Math.floor(cell * blocks));
-  return [Math.min(rowsOf(panel.view).length - 1, place(q, words?.rowStarts)), Math.min(panel.view.columns.length - 1, place(k, words?.columnStarts))];
+  return [Math.min(panel.view.rows.length - 1, place(q, words?.rowStarts)), Math.min(panel.view.columns.length - 1, place(k, words?.columnStarts))];
 }
 
 function listen(panel) {
@@ -866,7 +857,6 @@ const IS_RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
 const isolated = (token) => (IS_RIGHT_TO_LEFT.test(token) ? `\u2068${token}\u2069` : token);
 const quoted = (token) => `“${isolated(token)}”`;
 
-/** Returns a cell of a table. */
 const td = (content, more = {}) => make("td", more, content);
 const NUMBER = { className: "number" };
 
@@ -878,8 +868,8 @@ function drawRow() {
   if (!panel) return;
   const view = panel.view, list = chosenWeights(panel);
   const chosen = state.byColumn ? state.column : state.row;
-  const others = state.byColumn ? rowsOf(view) : view.columns;
-  const subject = list.length ? `${quoted((state.byColumn ? view.columns : rowsOf(view))[chosen])} (${chosen})` : "";
+  const others = state.byColumn ? view.rows : view.columns;
+  const subject = list.length ? `${quoted((state.byColumn ? view.columns : view.rows)[chosen])} (${chosen})` : "";
   const sorted = [...list].sort((one, two) => Math.abs(two[1]) - Math.abs(one[1]));
   const top = sorted.filter(([, weight]) => Math.abs(weight) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
   $("largest").caption.textContent = panel.map.blocks > 1 ? "Single weights of this head are not in this page"
@@ -917,7 +907,7 @@ function cellInWords(row, column) {
     const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
     return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
   });
-  return { words: `${quoted(rowsOf(view)[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
+  return { words: `${quoted(view.rows[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
 }
 
 function say(row, column) {
@@ -939,7 +929,7 @@ function tip(event, cell) {
 /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
 function drawText() {
   const view = shownView(state.view);
-  const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
+  const axes = view.rows === view.columns ? [["both", view.columns]] : [["columns", view.columns], ["rows", view.rows]];
   strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
   const lines = strips.map(({ spans }, at) => textLine(view.texts[at], spans.flatMap((span) => (span.className ? [span] : [" ", span]))));
   const others = view.otherTexts.map(([name, text]) => textLine(name, text.split(/(?=\s)/)));
@@ -955,7 +945,6 @@ function textLine(name, words) {
   return make("p", { dir: 2 * texts.filter((text) => IS_RIGHT_TO_LEFT.test(text)).length > texts.length ? "rtl" : "ltr" }, make("b", { dir: "ltr" }, name && `${name}:`), " ", ...words);
 }
 
-/** Returns the element of a word of the text, by which its row or column is chosen. */
 function wordSpan(axis, token, place) {
   const span = make("span", { dir: "auto", lang: "und", textContent: token || " ", title: String(place), className: token.startsWith(CONTINUES) ? "inner" : "" });
   const isRow = () => axis === "rows" || (axis === "both" && !state.byColumn);
@@ -967,7 +956,7 @@ function wordSpan(axis, token, place) {
 
 function drawFacts(view) {
   const { layer, head } = state, entropy = view.entropy[layer][head];
-  const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
+  const seen = view.rows.map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
   const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
   const tokens = (bits) => (2 ** bits).toFixed(bits < 3 ? 1 : 0);
   const parts = entropy === null ? [] : [`spread: a row looks at about ${tokens(entropy)} of ${tokens(even)} tokens (entropy ${entropy.toFixed(2)} bits)`];
@@ -997,7 +986,7 @@ function drawTwin() {
     $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
     return;
   }
-  const body = rowsOf(view).map((token, q) => {
+  const body = view.rows.map((token, q) => {
     const words = largestFirst(map, q).slice(0, most).map((k) => `${k} ${quoted(view.columns[k])} ${number(panels[0], q * map.keys + k)}`);
     return make("tr", {}, td(q, NUMBER), td(token, { dir: "auto" }), td(words.join(", ")));
   });
@@ -1008,7 +997,6 @@ function drawTwin() {
 const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
 const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
 
-/** Returns a picture of the colours of weights, or of differences. */
 function bar(signed) {
   const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
   canvas.style.width = `${BAR[0]}px`;
@@ -1132,7 +1120,7 @@ function drawControls(problem) {
   hide(!view.words, "words");
   for (const [id, name] of Object.entries(PRESSED)) $(id).setAttribute("aria-pressed", String(state[name]));
   $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
-  $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
+  $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${view.rows.length} × ${view.columns.length} tokens`;
 }
 
 const PRESSED = { words: "words", lines: "lines", direction: "byColumn", pin: "pinned" }; // buttons, and what they switch
@@ -1173,7 +1161,7 @@ function toggleWords() {
 
 function moveChosen(across, down) {
   const view = shownView(state.view);
-  choose(clamp(state.row + down, 0, rowsOf(view).length - 1), across ? clamp(state.column + across, 0, view.columns.length - 1) : state.column);
+  choose(clamp(state.row + down, 0, view.rows.length - 1), across ? clamp(state.column + across, 0, view.columns.length - 1) : state.column);
 }
 
 // [key, what it does, the id of the control that it presses or a function]; the list of keys in the page is made of this.

@@ -82,12 +82,10 @@ def test_a_cell_shows_the_same_head_of_both_models(browser, two, path):
     browser.open(path, "l=0&h=3&o=1")  # the means
     difference = (head_of(two[0], 0, 3) - head_of(two[1], 0, 2)).ravel()
     assert np.abs(np.array(browser.colours(EVERY, 2)) - signed_colours(difference)).max() <= 60
-    choose = "const box = document.getElementById('view'); box.value = 1;"
-    choose += "box.dispatchEvent(new Event('change', { bubbles: true }));"
-    browser.act(lambda: browser.run(choose))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.state()["h"] == "2" and browser.text("one-title") == "Layer 0, mean of heads"
     browser.open(path, "l=0&h=2")  # a head that the second model does not have
-    browser.act(lambda: browser.run(choose))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.state() == {"v": "1"}
 
 

@@ -468,10 +468,10 @@ def test_the_list_of_heads_has_the_means_whatever_the_order(browser, path):
 def test_the_first_model_to_compare_with_is_compared(browser, plain, other, tmp_path):
     file = save(tmp_path / "m.html", [plain, dataclasses.replace(other, is_compared=True)])
     browser.open(file)
-    browser.act(lambda: choose(browser, "head", "1.2"))
+    browser.act(lambda: browser.choose("head", "1.2"))
     assert browser.state().keys() == {"l", "h", "r"} and browser.text("one-title").startswith("Layer 1, head 2")
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 3
-    browser.act(lambda: choose(browser, "other", "-1"))
+    browser.act(lambda: browser.choose("other", "-1"))
     assert browser.state()["o"] == "-1"
     browser.open(file, "l=1&h=2&o=-1")
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
@@ -525,12 +525,6 @@ def test_the_address_opens_the_same_picture(browser, path):
     assert browser.state() == {}
 
 
-def choose(browser, id, value):
-    """Choose an option of a list."""
-    script = "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
-    browser.run(script + "box.dispatchEvent(new Event('change', { bubbles: true }));", id, value)
-
-
 def test_steps_and_other_views(browser, plain, path, tmp_path):
     """Keys change the step of a run; a view with fewer heads can be chosen; one of other tokens is not compared."""
     steps = [views.view(f"step {step}", step=step, weights_NHQK=views.attention(seed=step)) for step in (30, 0, 10)]
@@ -544,10 +538,10 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
     small = views.view("s", tokens=plain.columns, rows=plain.rows, weights_NHQK=few, targets={}, guided=())
     browser.open(save(tmp_path / "m.html", [plain, small]))
     browser.run("document.querySelectorAll('.head')[6].focus()")
-    browser.act(lambda: choose(browser, "view", "1"))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, -1, 0]
     browser.open(path, "l=0&h=0")
-    browser.act(lambda: choose(browser, "other", "2"))
+    browser.act(lambda: browser.choose("other", "2"))
     assert "position 0" in browser.text("note") and "o" not in browser.state()
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
 
@@ -649,18 +643,6 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     browser.open(save(tmp_path / "m.html", [view]))
     letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
     assert letters == ["D", "\\"]
-
-
-def test_an_open_head_follows_the_colour_scheme(browser, scheme, path):
-    drawn = "return [...document.querySelectorAll('#one canvas')].map((canvas) => canvas.toDataURL())"
-    shown = {}
-    for value, other in (("dark", "light"), ("light", "dark")):
-        scheme(value)
-        browser.open(path, "l=1&h=1&r=1")
-        shown[value] = browser.run(drawn)
-        browser.act(lambda other=other: scheme(other))
-        shown[value, other] = browser.run(drawn)
-    assert shown["light", "dark"] == shown["dark"] != shown["light"] == shown["dark", "light"]
 
 
 @pytest.fixture(scope="module")
