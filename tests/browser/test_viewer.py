@@ -171,6 +171,17 @@ def test_the_map_minus_the_target(browser, plain, cells, path):
     assert "minus the pattern [Next]" in browser.text("maps")
 
 
+def test_the_rest_of_a_row_of_differences_is_named_by_its_size(browser, tmp_path):
+    """Each row looks at one token, and the pattern at all 20: 10 of the 19 differences of -.05 are not listed."""
+    even = pages.Target(
+        np.full((20, 20), 0.05), np.ones(20, bool), "[Even]", "#000", np.full((1, 1), 1.0), np.full(1, 1.0)
+    )
+    weights = np.eye(20, dtype=np.float32)[None, None]
+    view = views.view(length=20, weights_NHQK=weights, targets={"even": even}, guided=(), special=())
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=3&d=1")
+    assert "t3.950" in browser.text("largest") and "10 othersat most ±.050" in browser.text("largest")
+
+
 def test_the_outline_of_the_target(browser, plain, path):
     browser.open(path, "l=1&h=0&r=0")
     corner = """const canvas = document.querySelector("#maps canvas"), at = canvas.dataset;
