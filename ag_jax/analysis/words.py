@@ -66,7 +66,7 @@ def _kind(character: str) -> str:
 def tokenized(tokenizer: Tokenizer, text: str, ids: Sequence[int], offset: int) -> Words:
     """Return the words of a text whose first tokens are `ids`; `offset` tokens are before them, such as <s>.
 
-    The tokens of words are those of `ids`, so the last word of a text that was cut may have fewer tokens.
+    Of a text that was cut, the last word is the part of it that has tokens.
     """
     [(found, places)] = tokenizer.locate_batch([text])
     if list(found[: len(ids)]) != list(ids):  # such as those of a model of its own for the target of a translation
@@ -75,7 +75,8 @@ def tokenized(tokenizer: Tokenizer, text: str, ids: Sequence[int], offset: int) 
         for piece in pieces:
             places.append((end, end + len(piece)))
             end += len(piece)
-    words = words_of(text, places[: len(ids)])
+    places = places[: len(ids)]
+    words = words_of(text[: places[-1][1] if places else 0], places)
     return tuple((word, first + offset, end + offset) for word, first, end in words)
 
 
@@ -85,9 +86,14 @@ def renamed(words: Words, tokens: Sequence[str], changed_L: np.ndarray) -> Words
     changed_L: which tokens changed.
     """
     return tuple(
-        ("".join(tokens[first:end]).replace(SPACE, "") if changed_L[first:end].any() else word, first, end)
+        (_spaced("".join(tokens[first:end])) if changed_L[first:end].any() else word, first, end)
         for word, first, end in words
     )
+
+
+def _spaced(token: str) -> str:
+    """Return a token without the spaces around it, and with spaces between words that it reaches over."""
+    return token.strip(SPACE).replace(SPACE, " ")
 
 
 def labels(tokens: Sequence[str], words: Words) -> list[str]:
@@ -102,7 +108,7 @@ def labels(tokens: Sequence[str], words: Words) -> list[str]:
     inside = {token for _, first, end in words for token in range(first, end)}
     found = []
     for at, token in enumerate(tokens):
-        bare = token.replace(SPACE, "") if at in inside else token.replace(SPACE, "␣")
+        bare = _spaced(token) if at in inside else token.replace(SPACE, "␣")
         found.append(CONTINUES + bare.removeprefix("##") if at in continuing else bare)
     return found
 

@@ -92,7 +92,7 @@ class Attention:
 
         The sum of `weights[..., first:end]` over these tokens is the attention to the word. Punctuation marks are words
         of their own. Special tokens and tokens of white space alone belong to no word. Of a text that was cut off, the
-        last word may have fewer tokens.
+        last word is the part of it that has tokens.
         """
         return self.maps.words
 

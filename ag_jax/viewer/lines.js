@@ -6,18 +6,19 @@ const STRONG = 0.1, STRONGEST = 3; // lines of a row: of its largest weights, an
 
 /** Returns the cells of a row that have lines: its largest weights, and all that are strong. */
 function linked({ map }, q) {
-  const start = q * map.keys, order = Array.from({ length: map.keys }, (_, k) => k).sort((a, b) => map.weights[start + b] - map.weights[start + a]);
-  return order.filter((k, rank) => map.weights[start + k] > STRONG || (rank < STRONGEST && map.weights[start + k] >= 0.0005));
+  const weight = (k) => map.weights[q * map.keys + k];
+  return largestFirst(map, q).filter((k, rank) => weight(k) > STRONG || (rank < STRONGEST && weight(k) >= 0.0005));
 }
 
 /** Returns lines from the words that look, on the left, to those at which they look, as opaque as the map is dark. */
 function lines(panel) {
-  const { view, map, shade } = panel, rows = rowsOf(view).map(label), columns = view.columns.map(label);
+  const { view, map, shade } = panel, rows = view.rows.map(label), columns = view.columns.map(label);
   panel.isAll = map.queries <= MOST_LINED && map.keys <= MOST_LINED;
-  const queries = panel.isAll ? [...rows.keys()] : [Math.max(0, state.row)];
+  const queries = panel.isAll ? [...rows.keys()] : [state.row];
+  panel.row = state.row;
   const links = queries.flatMap((q) => linked(panel, q).map((k) => [q, k]));
   const keys = panel.isAll ? [...columns.keys()] : links.map(([, k]) => k).sort((a, b) => a - b);
-  const count = Math.max(queries.length, keys.length), step = Math.max(13, Math.min(22, (panel.high - 30) / count));
+  const count = Math.max(queries.length, keys.length), step = clamp((panel.high - 30) / count, 13, 22);
   const wide = Math.min(panel.wide, 560), edge = Math.min(130, wide * 0.34), high = count * step + 30;
   const place = (list, one) => 26 + (list.indexOf(one) + 0.5 + (count - list.length) / 2) * step;
   const word = (names, list, x, anchor, axis) => list.map((one) => svgText(panel.isAll ? names[one] : `${names[one]} ${one}`, {
@@ -55,7 +56,6 @@ function chooseLinked(q, k) {
 /** Marks the lines and words of the chosen row, or of the chosen column, of a panel with lines. */
 function highlight(panel) {
   if (!panel.isAll && panel.row !== state.row) {
-    panel.row = state.row;
     const next = lines(panel);
     panel.svg.replaceWith(next);
     panel.svg = next;

@@ -2,7 +2,7 @@
 "use strict";
 
 const headName = () => [`layer${state.layer}`, state.head === views[state.view].heads ? "mean" : `head${state.head}`,
-  ...(state.words ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
+  ...(panels[0].view.tokens ? ["words"] : []), ...(panels[0].svg ? ["lines"] : [])].join("_");
 
 /** Returns the name of a file: the models of views, their steps, and what the file shows. */
 function fileName(suffix, shown = headName(), numbers = compared()) {
@@ -132,7 +132,7 @@ function drawLines(context, drawn) {
 /** Returns what is saved of all heads, as `headSheet` does: the tiles of the grid, its legend and its bar. */
 function gridSheet() {
   const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
-  const side = Math.max(36, Math.min(100, 1000 / columns / count)), tall = (side * rowsOf(view).length) / view.columns.length;
+  const side = clamp(1000 / columns / count, 36, 100), tall = (side * view.rows.length) / view.columns.length;
   const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
   const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
   for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
@@ -176,9 +176,10 @@ function saveSheet(name, [wide, high, draw]) {
 
 function saveTsv() {
   const panel = panels[0], view = panel.view, list = chosenWeights(panel);
-  const others = state.byColumn ? rowsOf(view) : view.columns;
+  const others = state.byColumn ? view.rows : view.columns;
   const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
+  const known = (at) => (panel.map.coarse || panel.map.shades?.[at] ? "shade" : panel.map.digits ? "two digits" : "");
+  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), known(at)].join("\t"));
   const top = ["position", "token", "weight", "precision"].join("\t");
   save(fileName("tsv", `${headName()}_${state.byColumn ? `column${state.column}` : `row${state.row}`}`, [state.view]), new Blob([[top, ...lines].join("\n") + "\n"], { type: "text/tab-separated-values" }));
 }

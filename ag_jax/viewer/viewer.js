@@ -4,25 +4,16 @@
 // Behind the last head of a layer, lists by head and maps have the mean of the layer's heads.
 "use strict";
 
-/**
- * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
- * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
- *   columns: string[], rows: string[]|null, texts: string[], otherTexts: [string, string][], leftOut: number,
- *   words: {columns: string[], rows: string[]|null, columnStarts: number[], rowStarts: number[]}|null, block: number, causal: boolean, windows: (number|null)[],
- *   special: number[], sums: boolean,
- *   guided: (string|null)[][], entropy: number[][], targets: Record<string, Target>,
- *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][], tokens?: View}} View
- *   tokens: of a view of words (`wordView`), the view of their tokens
- * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean, digits?: number}} Drawn
- *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
- *   all cells are those of the overview; digits: those that are known behind the point
- */
+// A view has the fields of `_describe` in page.py; one of words (`shownView`) has `tokens`, the view of their tokens.
+// A map has `weights` by row, `queries` x `keys` of them; `blocks`: tokens on each side of a cell; `shades`: of which
+// cells only a shade is known, or null; `coarse`: whether all are those of the overview; `digits`: known behind the point.
 
-/** @param {string} id @returns {any} */
 const $ = (id) => document.getElementById(id);
-const meta = JSON.parse($("meta").textContent);
-/** @type {View[]} */
-const views = meta.views;
+const meta = JSON.parse($("meta").textContent), { views } = meta;
+for (const one of views.flatMap((view) => [view, view.words])) if (one) one.rows ??= one.columns;
+
+const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+const told = document.documentElement.dataset; // what a test waits for
 
 /** Returns a new element with properties and children; text is never read as HTML. */
 function make(tag, properties = {}, ...children) {
@@ -77,44 +68,28 @@ function decoded(bytes, queries, keys, sums) {
     for (let at = q * keys; at < (q + 1) * keys; at++) {
       if (levels[at] >= first) continue;
       const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
-      weights[at] = Math.min(high, Math.max(low, weights[at] * factor));
+      weights[at] = clamp(weights[at] * factor, low, high);
     }
   }
   return { weights, shades: levels.map((level) => Number(level < first)), queries, keys, blocks: 1, coarse: false };
 }
 
 const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
-/** @type {Map<string, Promise<Drawn>>} */
-const cache = new Map();
-/** @type {Uint8Array[]} */
-const overviews = [];
-/** @type {Map<string, Uint8Array>} */
-const masks = new Map();
+const cache = new Map(); // of promises of maps, by the id of their element
+const overviews = []; // bytes, by the number of the view
 
-const rowsOf = (view) => view.rows ?? view.columns;
-
-/** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
-function mapOf(number, layer, head) {
-  const key = `${number}-${layer}-${head}`, view = views[number];
-  const cached = cache.get(key);
-  if (cached) return cached;
-  const promise = $(`map-${key}`)
-    ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
-    : Promise.resolve(tileOf(number, layer, head));
-  return keep(key, promise);
+/** Returns the map of an element of the page, in memory in place of the oldest one; undefined without the element. */
+function storedMap(id, view) {
+  if (!cache.has(id) && $(id)) {
+    cache.set(id, bytesOf(id).then((bytes) => decoded(bytes, view.rows.length, view.columns.length, view.sums)));
+    if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
+  }
+  return cache.get(id);
 }
 
-/** Keeps a map in memory, in place of the oldest one. */
-function keep(key, promise) {
-  cache.set(key, promise);
-  if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
-  return promise;
-}
-
-/** Returns the overview of a head. @returns {Drawn} */
 function tileOf(number, layer, head) {
   const view = views[number];
-  const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
+  const queries = Math.ceil(view.rows.length / view.block), keys = Math.ceil(view.columns.length / view.block);
   const weights = new Float32Array(queries * keys), start = (layer * (view.heads + 1) + head) * queries * keys;
   for (let k = 0, from = start; k < keys; k++) {
     for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
@@ -122,54 +97,43 @@ function tileOf(number, layer, head) {
   return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
 }
 
-// Views whose rows and columns are words, by the numbers of the view and of that whose words they are.
-/** @type {Map<string, View>} */
-const wordViews = new Map();
-
-/** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. @returns {View} */
+/** Returns the view that is shown of a number: that of its tokens, or of words, each of several tokens. */
 function shownView(number) {
   const view = views[number], words = views[state.view].words;
   if (!state.words || !words) return view;
-  const key = `${number}-${state.view}`, cached = wordViews.get(key);
-  if (cached) return cached;
   const special = view.special.map((token) => wordOf(words.columnStarts, token));
-  const made = { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
-  wordViews.set(key, made);
-  return made;
+  return { ...view, columns: words.columns, rows: words.rows, words, special, tokens: view };
 }
 
-/** Returns the word of a token, given the first token of each word. */
 const wordOf = (starts, token) => starts.findLastIndex((first) => first <= token);
 
-/** Returns values by row between words, from those between tokens: sums over a word's columns, means over its rows. */
+/** Returns weights between words from those between tokens: sums over a word's columns, means over its rows. */
 function betweenWords({ words, tokens }, values) {
-  const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = rowsOf(tokens).length;
-  const found = new Float32Array(rowStarts.length * columnStarts.length);
+  const { rowStarts, columnStarts } = words, keys = tokens.columns.length, queries = tokens.rows.length;
+  const weights = new Float32Array(rowStarts.length * columnStarts.length);
   rowStarts.forEach((first, row) => {
     const end = rowStarts[row + 1] ?? queries;
     for (let q = first; q < end; q++) {
       for (let k = 0, column = 0; k < keys; k++) {
         if (k === columnStarts[column + 1]) column++;
-        found[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
+        weights[row * columnStarts.length + column] += values[q * keys + k] / (end - first);
       }
     }
   });
-  return found;
+  return { weights, queries: rowStarts.length, keys: columnStarts.length };
 }
 
-/** Returns a head's map of the view that is shown, and this view: that of tokens if there is no map between words. */
+/** Returns a head's map and its view, which is of tokens where words cannot be shown; without a map, the overview. */
 async function shownMap(number, layer, head) {
-  const view = shownView(number), key = `words-${number}-${layer}-${head}`;
-  if (!view.tokens) return { view, map: await mapOf(number, layer, head) };
-  if ($(key)) {
-    if (!cache.has(key)) keep(key, bytesOf(key).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums)));
-    return { view, map: await cache.get(key) };
-  }
-  const map = await mapOf(number, layer, head);
-  if (map.blocks > 1) return { view: view.tokens, map };
-  const sizes = { queries: rowsOf(view).length, keys: view.columns.length };
-  return { view, map: { ...map, ...sizes, weights: betweenWords(view, map.weights), shades: null, digits: 2 } };
+  const view = shownView(number), key = `${number}-${layer}-${head}`;
+  const found = await storedMap(`${view.tokens ? "words" : "map"}-${key}`, view);
+  if (found) return { view, map: found };
+  const map = (await storedMap(`map-${key}`, views[number])) ?? tileOf(number, layer, head);
+  if (!view.tokens || map.blocks > 1) return { view: views[number], map };
+  return { view, map: { ...map, ...betweenWords(view, map.weights), shades: null, digits: 2 } };
 }
+
+const WITHOUT_SPECIAL = "without special tokens, rows scaled to what they summed to";
 
 /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
 function withoutSpecial(view, map) {
@@ -188,12 +152,11 @@ function withoutSpecial(view, map) {
   return { ...map, weights };
 }
 
+/** Returns a function from a row and a column to whether an attack masked the cell. */
 async function maskOf(number, layer, head) {
   const view = views[number];
   if (head === view.heads && view.hiddenHeads > 1) return null; // heads differ in what is masked
-  const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
-  if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
-  const bytes = masks.get(key), queries = rowsOf(view).length;
+  const bytes = await bytesOf(`hidden-${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`), queries = view.rows.length;
   return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
 }
 
@@ -205,22 +168,15 @@ function bounds(view, layer, q) {
 
 /** Returns a function from a row and a column to the weight there if each row looked equally at all that it sees. */
 function evenOf(view, layer) {
-  const of = view.tokens ?? view, keys = of.columns.length;
-  const rows = rowsOf(of).map((_, q) => 1 / Math.max(1, visible(of, layer, q)));
-  if (!view.tokens) return (q) => rows[q];
-  const dense = new Float32Array(rows.length * keys);
-  rows.forEach((even, q) => {
-    const [first, last] = bounds(of, layer, q);
-    for (let k = first; k <= last; k++) if (!state.special || !of.special.includes(k)) dense[q * keys + k] = even;
-  });
-  const found = betweenWords(view, dense);
-  return (q, k) => found[q * view.columns.length + k];
-}
-
-/** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
-function visible(view, layer, q) {
-  const [first, last] = bounds(view, layer, q);
-  return last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0);
+  const of = view.tokens ?? view, keys = of.columns.length, seen = of.rows.map((_, q) => bounds(of, layer, q));
+  if (!view.tokens) {
+    const left = seen.map(([first, last]) => last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0));
+    return (q) => 1 / Math.max(1, left[q]);
+  }
+  const even = new Float32Array(seen.length * keys);
+  seen.forEach(([first, last], q) => even.fill(1 / (last + 1 - first), q * keys + first, q * keys + last + 1));
+  const { weights } = withoutSpecial(view, { ...betweenWords(view, even), blocks: 1 });
+  return (q, k) => weights[q * view.columns.length + k];
 }
 
 /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
@@ -270,14 +226,14 @@ function shades(view, layer, map, signed) {
   if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
   const even = !signed && state.scale === "ratio" ? evenOf(view, layer) : null;
   for (let q = 0; q < map.queries; q++) {
-    const row = Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1);
+    const row = Math.min(view.rows.length - 1, (q + 1) * map.blocks - 1);
     for (let k = 0; k < map.keys; k++) {
       const weight = map.weights[q * map.keys + k];
       let place;
       if (signed) place = DIFFERENCE.place(weight);
       else if (even) place = weight > 0 ? SCALES.ratio.place(weight / even(row, k)) : 0;
       else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
-      out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
+      out[q * map.keys + k] = Math.round(255 * clamp(place, 0, 1));
     }
   }
   return out;
@@ -324,48 +280,53 @@ let addressTimer = 0;
 
 /** Writes the state into the address soon, together with changes that follow until then. */
 function writeAddress() {
-  document.documentElement.dataset.address = "old";
-  addressTimer ||= setTimeout(writeAddressNow, ADDRESS_EVERY);
+  told.address = "old";
+  addressTimer ||= setTimeout(() => {
+    addressTimer = 0;
+    told.address = "current";
+    const changed = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name]);
+    const parts = changed.map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
+    try {
+      history.replaceState(null, "", `#${parts.join("&")}`);
+    } catch {
+      // A page inside a notebook has no address of its own.
+    }
+  }, ADDRESS_EVERY);
 }
 
-function writeAddressNow() {
-  addressTimer = 0;
-  document.documentElement.dataset.address = "current";
-  const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
-    .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
-  try {
-    history.replaceState(null, "", `#${parts.join("&")}`);
-  } catch {
-    // A page inside a notebook has no address of its own.
-  }
-}
-
-/** Reads the state from the address; what does not exist in this page is left as it is. */
-function readAddress() {
+/** Shows the state in the address; what does not exist in this page is left as it is. */
+function followAddress() {
   const parameters = new URLSearchParams(location.hash.slice(1));
   Object.assign(state, FIRST);
   for (const [name, short] of Object.entries(SHORT)) {
-    if (!parameters.has(short)) continue;
-    const text = parameters.get(short);
-    if (typeof FIRST[name] === "boolean") state[name] = text === "1";
-    else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
-    else state[name] = text;
+    const text = parameters.get(short), first = FIRST[name];
+    if (text === null) continue;
+    if (typeof first === "boolean") state[name] = text === "1";
+    else if (typeof first !== "number") state[name] = text;
+    else if (Number.isInteger(Number(text))) state[name] = Number(text);
   }
   if (!views[state.view]) state.view = 0;
-  if (!views[state.other] || state.other === state.view || refusal(views[state.view], views[state.other])) state.other = -1;
-  if (!(state.scale in SCALES)) state.scale = "weight";
-  if (!(state.palette in meta.palettes)) state.palette = "BuPu";
+  if (!Object.hasOwn(SCALES, state.scale)) state.scale = FIRST.scale;
+  if (!Object.hasOwn(meta.palettes, state.palette)) state.palette = FIRST.palette;
+  show(state.view, state.other);
+}
+
+/** Shows a view, beside another one if they can be compared. */
+function show(view, other) {
+  const isOther = other !== view && Boolean(views[other]), problem = isOther ? refusal(views[view], views[other]) : "";
+  state.head = headIn(views[view]);
+  Object.assign(state, { view, other: isOther && !problem ? other : -1 });
   fit();
+  update(problem);
 }
 
 /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
 function fit() {
   state.words &&= Boolean(views[state.view].words);
-  const view = shownView(state.view);
+  const view = shownView(state.view), queries = view.rows.length;
   const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head <= view.heads;
-  if (!has) state.layer = state.head = -1;
-  if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
-  if (state.row < 0) state.pinned = false;
+  if (!has) state.layer = state.head = state.row = -1;
+  else if (state.row < 0 || state.row >= queries) state.row = Math.min(1, queries - 1);
   if (state.column >= view.columns.length || state.column < -1) state.column = -1;
   if (!Object.hasOwn(view.targets, state.pattern)) state.pattern = "";
   if (state.order !== "position" && state.order !== "entropy" && !Object.hasOwn(view.targets, state.order)) state.order = "position";
@@ -373,7 +334,7 @@ function fit() {
 
 /** Returns why two views cannot be compared; "" if they can. */
 function refusal(view, other) {
-  for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", rowsOf(view), rowsOf(other)]]) {
+  for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", view.rows, other.rows]]) {
     const at = mine.findIndex((token, place) => token !== others[place]);
     if (at < 0 && mine.length === others.length) continue;
     const place = at < 0 ? mine.length : at;
@@ -385,7 +346,7 @@ function refusal(view, other) {
 
 // ---------------------------------------------------------------- all heads
 
-const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
+const scaleOf = () => clamp(devicePixelRatio || 1, 1, 3);
 
 const nameOf = (view, layer, head) => {
   const guided = view.guided[layer][head];
@@ -398,21 +359,24 @@ const headIn = (view, head = state.head) => (head === views[state.view].heads ? 
 /** Returns how many heads are in a line of the grid: by layer and head, their mean follows. */
 const across = (view) => view.heads + Number(state.order === "position");
 
+/** Returns [layer, head] of the first heads of all layers, behind which is the mean. */
+const everyHead = (view, heads) => Array.from({ length: view.layers * heads }, (_, at) => [Math.floor(at / heads), at % heads]);
+
 function ordered(view) {
-  const every = [];
-  for (let n = 0; n < view.layers; n++) for (let h = 0; h < across(view); h++) every.push([n, h]);
+  const every = everyHead(view, across(view));
   if (state.order === "position") return every;
   const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
   return every.sort((one, two) => value(two) - value(one));
 }
 
+const gridCells = () => [...$("grid").querySelectorAll(".head")];
 let cursor = 0; // of the head that the tab key reaches
 let tileReduce = 1; // cells of the overview on each side of a pixel of the grid's maps
 
 /** Draws the maps of the grid anew if the grid has become so narrow or wide that they need another size. A browser
  * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
 function fitTiles() {
-  const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
+  const view = views[state.view], cells = gridCells();
   const [one, two] = cells[0].children, isBeside = one.offsetTop === two?.offsetTop;
   if (two) $("pair").textContent = `${isBeside ? "Left" : "Above"}: ${view.name}. ${isBeside ? "Right" : "Below"}: ${views[state.other].name}.`;
   const pixelsWide = one.clientWidth * scaleOf();
@@ -422,13 +386,11 @@ function fitTiles() {
   ordered(view).forEach(([layer, head], at) => cells[at].replaceChildren(...tiles(layer, head)));
 }
 
-/** Returns the numbers of the views that are shown. */
 const compared = () => [state.view, state.other].filter((at) => at >= 0);
 
 /** Returns the views in a cell of the grid, each with its number of the head: [number, view, head]. */
 const paired = (head) => compared().map((at) => [at, views[at], headIn(views[at], head)]);
 
-/** Returns the map of a head, one pixel for each cell of the overview or for `reduce` x `reduce` of them. */
 function tilePixels(number, layer, head, reduce) {
   const map = withoutSpecial(views[number], tileOf(number, layer, head));
   return pixels({ map, shade: shades(views[number], layer, map, false), signed: false }, reduce);
@@ -440,7 +402,7 @@ function tiles(layer, head) {
     const box = make("div", { className: "tile", "aria-hidden": "true" });
     if (own < 0 || layer >= view.layers) return box;
     const canvas = tilePixels(number, layer, own, tileReduce), { colour, letter } = tileLook(view, layer, own);
-    canvas.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+    canvas.style.aspectRatio = `${view.columns.length} / ${view.rows.length}`;
     box.append(canvas);
     box.style.borderColor = colour;
     if (letter) box.append(make("span", { className: "letter", textContent: letter }));
@@ -458,7 +420,9 @@ function drawGrid() {
   const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
   const hadFocus = grid.contains(document.activeElement);
   cursor = Math.min(cursor, list.length - 1);
-  grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, 11rem))`;
+  // As large as lets a window show all layers at once, unless they become too small to read.
+  const tile = `clamp(6rem, ${(90 * view.columns.length) / view.rows.length / view.layers}vh, 11rem)`;
+  grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, calc(${compared().length} * ${tile})))`;
   grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
   const cells = list.map(([layer, head], at) => {
     const names = paired(head).map(([, one, own]) => {
@@ -468,20 +432,19 @@ function drawGrid() {
     });
     const cell = make("div", {
       className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: names.join("\n"), "aria-label": names.join("; "),
-      "aria-selected": String(layer === state.layer && head === state.head),
     }, ...tiles(layer, head));
     cell.addEventListener("click", () => { cursor = at; open(layer, head); });
     cell.addEventListener("focus", () => { cursor = at; });
     return cell;
   });
-  const lines = [], wide = across(view);
+  const lines = [], wide = across(view), header = (of, className, text) => make("span", { className, role: `${of}header` }, text);
   if (byPosition) {
-    const top = Array.from({ length: wide }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head === view.heads ? "mean" : head }));
-    lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "head →\nlayer ↓" }), ...top));
+    const top = Array.from({ length: wide }, (_, head) => header("column", "across", head === view.heads ? "mean" : head));
+    lines.push(make("div", { role: "row" }, header("column", "corner", "head →\nlayer ↓"), ...top));
   }
   for (let at = 0; at < cells.length; at += wide) {
     const label = byPosition ? at / wide : `${at + 1}–${at + wide}`;
-    lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + wide)));
+    lines.push(make("div", { role: "row" }, header("row", "down", label), ...cells.slice(at, at + wide)));
   }
   grid.replaceChildren(...lines);
   if (hadFocus) cells[cursor]?.focus();
@@ -492,14 +455,15 @@ function drawGrid() {
     return make("span", {}, sign, `${letter}: guided towards ${title}`);
   });
   if (state.other >= 0) items.unshift(make("span", { id: "pair" }));
-  const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
-  $("legend").replaceChildren(...items, ...block);
+  const note = view.block > 1 ? `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.`
+    : state.special && view.special.length ? `Maps are ${WITHOUT_SPECIAL}.` : "";
+  $("legend").replaceChildren(...items, ...(note ? [make("span", {}, note)] : []));
 }
 
 function moveInGrid(right, down) {
-  const view = views[state.view], cells = $("grid").querySelectorAll(".head");
+  const view = views[state.view], cells = gridCells();
   const wide = across(view), row = Math.floor(cursor / wide), column = cursor % wide;
-  const next = Math.min(view.layers - 1, Math.max(0, row + down)) * wide + Math.min(wide - 1, Math.max(0, column + right));
+  const next = clamp(row + down, 0, view.layers - 1) * wide + clamp(column + right, 0, wide - 1);
   cells[cursor].tabIndex = -1;
   cells[next].tabIndex = 0;
   cells[next].focus();
@@ -507,22 +471,21 @@ function moveInGrid(right, down) {
 
 // ---------------------------------------------------------------- one head
 
-/** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number, svg?: any}[]} */
-let panels = [];
-/** @type {{axis: string, spans: any[]}[]} */
+let panels = []; // what is shown of the open head: the map of each view, and their difference
 let strips = []; // the elements of the words of the texts above the maps; axis: columns, rows or both
 let drawing = 0; // number of the newest drawing, so that an older one stops
 
 function open(layer, head) {
   Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
-  if (state.row < 0) state.row = Math.min(1, rowsOf(shownView(state.view)).length - 1);
+  fit();
   update().then(() => $("maps").focus({ preventScroll: false }));
 }
 
 function close() {
+  if (!isOpen()) return;
   cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
   state.layer = state.head = -1;
-  update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
+  update().then(() => gridCells()[cursor]?.focus());
 }
 
 /** The pattern whose target is shown: the chosen one, else that which guides the head, else the strongest. */
@@ -543,7 +506,7 @@ function shownPattern() {
 function minus(map, values, other = map) {
   const weights = map.weights.map((weight, at) => weight - values[at]);
   const shades = map.shades || other.shades ? weights.map((_, at) => Number(Boolean(map.shades?.[at] || other.shades?.[at]))) : null;
-  return { ...map, weights, shades, coarse: map.coarse || other.coarse };
+  return { ...map, weights, shades, coarse: map.coarse || other.coarse, digits: map.digits ?? other.digits };
 }
 
 /** Returns H - P, with 0 in rows without a target. */
@@ -559,73 +522,68 @@ function minusTarget(view, map) {
 
 async function drawOne(mine) {
   const view = views[state.view], { layer, head } = state;
-  const isOpen = layer >= 0;
-  $("one").hidden = !isOpen;
-  for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen);
-  $("stage").classList.toggle("pair", isOpen && state.other >= 0);
+  $("one").hidden = !isOpen();
+  for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen());
+  $("stage").classList.toggle("pair", isOpen() && state.other >= 0);
   fitTiles(); // beside an open head, the grid is narrower
-  $("grid-bar").replaceChildren(...(isOpen ? [] : [bar(false)])); // an open head has its own
-  for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
-  if (!isOpen) return;
-  ordered(view).forEach(([n, h], at) => {
-    if (n === layer && h === head) $("grid").querySelectorAll(".head")[at]?.setAttribute("aria-selected", "true");
-  });
+  $("grid-bar").replaceChildren(...(isOpen() ? [] : [bar(false)])); // an open head has its own
+  const cells = gridCells();
+  ordered(view).forEach(([n, h], at) => cells[at].setAttribute("aria-selected", String(n === layer && h === head)));
+  if (!isOpen()) {
+    panels = [];
+    return;
+  }
   $("one-title").textContent = nameOf(view, layer, head).replace("layer", "Layer");
   const shown = [];
-  for (const number of [state.view, state.other]) {
-    if (number < 0) continue;
-    const own = headIn(views[number]);
-    if (layer >= views[number].layers || own < 0) {
-      shown.push({ view: null, map: null, signed: false, name: `${views[number].name} has no ${layer < views[number].layers ? `head ${head} in ` : ""}layer ${layer}` });
+  for (const [number, { name, layers }, own] of paired(head)) {
+    if (layer >= layers || own < 0) {
+      shown.push({ view: null, map: null, signed: false, name: `${name} has no ${layer < layers ? `head ${head} in ` : ""}layer ${layer}` });
       continue;
     }
     const { view: one, map: stored } = await shownMap(number, layer, own);
-    const mask = state.hidden && one.hiddenHeads && !one.tokens ? await maskOf(number, layer, own) : null;
+    const isHatched = state.hidden && one.hiddenHeads && !one.tokens && !state.lines && stored.blocks === 1;
+    const mask = isHatched ? await maskOf(number, layer, own) : null;
     if (mine !== drawing) return;
     const whole = withoutSpecial(one, stored);
     const signed = state.difference && !state.lines && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1 && !one.tokens;
     const map = signed ? minusTarget(one, whole) : whole;
     shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the pattern ${one.targets[shownPattern()].title}` : "") });
   }
-  if (shown.length === 2 && shown.every((one) => one.map)) {
-    const [one, two] = shown;
-    if (one.whole.blocks === two.whole.blocks) {
-      const map = minus(one.whole, two.whole.weights, two.whole);
-      shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${views[state.view].name} minus ${views[state.other].name}` });
-    }
+  const [one, two] = shown;
+  if (two?.map && one.map.blocks === two.map.blocks) {
+    const map = minus(one.whole, two.whole.weights, two.whole);
+    shown.push({ view: one.view, map, signed: true, isDifference: true, name: `Difference: ${one.view.name} minus ${two.view.name}` });
   }
-  if (mine !== drawing) return;
   drawFacts(view);
   drawPanels(shown);
   drawRow();
-  if ($("twin").open) drawTwin();
+  drawTwin();
 }
 
 function drawPanels(shown) {
   const box = $("maps"), gap = 16;
   $("look").classList.toggle("single", shown.length === 1);
-  const areLines = state.lines && shown[0].map?.blocks === 1;
-  if (areLines) shown = shown.filter((one) => one.map && !one.isDifference);
-  const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
-  $("bar").replaceChildren(...kinds.map(bar));
+  const areLines = state.lines && shown[0].map.blocks === 1;
+  if (areLines) shown = shown.filter((one) => !one.isDifference);
+  $("bar").replaceChildren(...[false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed)).map(bar));
   for (const id of ["closer", "farther"]) $(id).disabled = areLines;
   const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
-  const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 260))) : 1;
+  const abreast = clamp(Math.floor(available / 260), 1, shown.length);
   const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
-  const high = Math.max(320, Math.min(900, innerHeight * 0.55)); // the texts, the controls and the number are above it
+  const high = clamp(innerHeight * 0.55, 320, 900); // the texts, the controls and the number are above it
   panels = shown.map((one) => {
     const canvas = make("canvas", { "aria-hidden": "true" });
-    const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
+    const panel = { ...one, canvas, wide, high, drawing };
     if (one.map) {
       panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words above it
       panel.even = evenOf(one.view, state.layer);
-      if (areLines) panel.svg = lines(panel);
+      if (areLines && one.map.blocks === 1) panel.svg = lines(panel);
       else paint(panel);
     }
     return panel;
   });
   box.replaceChildren(...panels.map((panel) => {
-    const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
+    const figure = make("figure", {}, make("figcaption", {}, caption(panel)));
     if (panel.svg) figure.append(panel.svg);
     else if (panel.map) {
       figure.append(make("p", { className: "axes", textContent: axesOf(panel.view).map((axis, at) => `${["↓ row", "→ column"][at]}: ${axis}`).join("\u2003") }), panel.canvas);
@@ -638,23 +596,26 @@ function drawPanels(shown) {
 
 const caption = (panel) => (panel.map ? [...(panels.length > 1 || panel.signed || panel.svg ? [panel.name] : []), ...notesOf(panel)].join("; ") : `${panel.name}.`);
 
+/** Returns the target of which a panel shows the outline. */
+const outlined = ({ map, view, svg, isDifference }) =>
+  (state.target && map.blocks === 1 && !svg && !isDifference && !view.tokens ? view.targets[shownPattern()] : null);
+
 /** Returns what is special about the map of a panel. */
 function notesOf(panel) {
   const notes = [];
   if (panel.map.blocks > 1) notes.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
   else if (panel.map.coarse) notes.push("only a coarse overview of this head is in this page");
-  else if (state.special && panel.view.special.length) notes.push("without special tokens, rows scaled to what they summed to");
+  if (panel.map.blocks === 1 && state.special && panel.view.special.length) notes.push(WITHOUT_SPECIAL);
   if (panel.map.digits) notes.push("summed from rounded weights");
   if (panel.svg) notes.push(`lines: the ${STRONGEST} largest weights of each row and all above ${STRONG}; the larger, the darker`);
-  if (state.target && !panel.isDifference && !panel.view.tokens && panel.view.targets[shownPattern()]) notes.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+  if (outlined(panel)) notes.push(`outlined: ${outlined(panel).title}`);
   if (panel.mask) notes.push("hatched: hidden by the attack");
   return notes;
 }
 
-/** Shortens a token for a label. */
 const label = (token) => {
   const text = [...token];
-  return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
+  return isolated(text.length > 14 ? text.slice(0, 13).join("") + "…" : token);
 };
 
 /** Draws a panel: its picture, which is kept while the pointer moves, and the chosen row and column over it. */
@@ -679,12 +640,11 @@ function paint(panel) {
 
 const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT}`;
 const pageInk = () => getComputedStyle(document.body).color;
-const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+const labelsOf = (view) => [view.rows.map(label), view.columns.map(label)];
 /** Returns what the rows and the columns of a map are. */
 const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? ` (${view.texts[1 - at]})` : ""));
 
 const ruler = make("canvas").getContext("2d");
-/** Returns how wide a text is. */
 function widthOf(text, font = FONT) {
   ruler.font = font;
   return ruler.measureText(text).width;
@@ -708,8 +668,8 @@ function edgesOf({ map, view, wide, high }) {
     y = Math.min(120, columns) + room;
     cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
   }
-  state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
-  state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
+  state.left = clamp(state.left, 0, map.keys - map.keys / state.zoom);
+  state.top = clamp(state.top, 0, map.queries - map.queries / state.zoom);
   return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
 }
 
@@ -722,48 +682,51 @@ function fillUpwards(context, text, x, y, ...most) {
   context.restore();
 }
 
-/** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
-function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
-  const { map, view } = panel, blocks = map.blocks;
-  const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+/** Draws what is seen of a map through its box. */
+function clipped(context, { x, y, width, height }, draw) {
   context.save();
   context.beginPath();
   context.rect(x, y, width, height);
   context.clip();
-  context.imageSmoothingEnabled = false;
-  const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
-  const image = pixels(panel, reduce);
-  context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
-  if (panel.mask && blocks === 1) {
-    context.fillStyle = "rgb(0 0 0 / 0.55)";
-    for (let q = 0; q < map.queries; q++) {
-      for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
-        while (k < map.keys && panel.mask(q, k)) k++;
-        const [left, top] = at(q, first);
-        if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
-      }
-    }
-  }
-  const target = view.targets[shownPattern()];
-  if (state.target && target && blocks === 1 && !panel.isDifference && !view.tokens) {
-    context.strokeStyle = patternLook(shownPattern()).colour;
-    context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
-    const side = Math.max(cell, 3);
-    for (let q = 0; q < map.queries; q++) {
-      for (const [k] of entriesOf(target, q)) {
-        const [left, top] = at(q + 0.5, k + 0.5);
-        context.strokeRect(left - side / 2, top - side / 2, side, side);
-      }
-    }
-  }
+  draw();
   context.restore();
+}
 
-  context.strokeStyle = "#777";
-  context.lineWidth = 1;
+/** Draws a panel's map, its mask, its target and its labels; `ratio` pixels are for each unit. */
+function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
+  const { map, view } = panel, blocks = map.blocks;
+  const at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+  clipped(context, { x, y, width, height }, () => {
+    context.imageSmoothingEnabled = false;
+    const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
+    const image = pixels(panel, reduce);
+    context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
+    if (panel.mask) {
+      context.fillStyle = "rgb(0 0 0 / 0.55)";
+      for (let q = 0; q < map.queries; q++) {
+        for (let k = 0, first = 0; k < map.keys; first = ++k) { // neighbours at once
+          while (k < map.keys && panel.mask(q, k)) k++;
+          const [left, top] = at(q, first);
+          if (k > first) context.fillRect(left, top + cell * 0.4, Math.max(1, (k - first) * cell), Math.max(0.5, cell * 0.2));
+        }
+      }
+    }
+    const target = outlined(panel);
+    if (target) {
+      context.strokeStyle = patternLook(shownPattern()).colour;
+      context.lineWidth = clamp(cell / 6, 1, 2.5);
+      const side = Math.max(cell, 3);
+      for (let q = 0; q < map.queries; q++) {
+        for (const [k] of entriesOf(target, q)) {
+          const [left, top] = at(q + 0.5, k + 0.5);
+          context.strokeRect(left - side / 2, top - side / 2, side, side);
+        }
+      }
+    }
+  });
+
+  Object.assign(context, { strokeStyle: "#777", lineWidth: 1, font: FONT, fillStyle: ink, textBaseline: "middle" });
   context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-  context.font = FONT;
-  context.fillStyle = ink;
-  context.textBaseline = "middle";
   const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
   const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one}` : names[one]);
   context.textAlign = "right";
@@ -778,18 +741,14 @@ function drawMap(context, panel, { x, y, cell, width, height }, ratio, ink) {
   }
 }
 
-/** Draws the outlines of the chosen row and column. */
-function outline({ map, x, y, cell, width, height }, context) {
+function outline(panel, context) {
+  const { map, x, y, cell, width, height } = panel;
   if (map.blocks > 1 || cell <= 2) return;
-  context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = "#D00000";
-  context.lineWidth = 1.5;
-  if (state.row >= 0) context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
-  if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
-  context.restore();
+  clipped(context, panel, () => {
+    Object.assign(context, { strokeStyle: "#D00000", lineWidth: 1.5 });
+    context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
+    if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
+  });
 }
 
 /** Returns [row, column] under a pointer, null outside of the map. */
@@ -799,8 +758,10 @@ function under(panel, event) {
   const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
   const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
   if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
-  const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
-  return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
+  const { words } = views[state.view], { blocks } = panel.map;
+  const isOfTokens = state.words && !panel.view.tokens; // the overview has no words
+  const place = (cell, starts) => (isOfTokens ? wordOf(starts, Math.floor(cell * blocks)) : Math.floor(cell * blocks));
+  return [Math.min(panel.view.rows.length - 1, place(q, words?.rowStarts)), Math.min(panel.view.columns.length - 1, place(k, words?.columnStarts))];
 }
 
 function listen(panel) {
@@ -842,10 +803,10 @@ function listen(panel) {
 }
 
 function zoomBy(factor, around) {
-  const panel = panels.find((one) => one.map);
+  const [panel] = panels;
   if (!panel || panel.svg) return;
   const before = state.zoom;
-  state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
+  state.zoom = clamp(state.zoom * factor, 1, 64);
   const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
   state.left = k - (k - state.left) * (before / state.zoom);
   state.top = q - (q - state.top) * (before / state.zoom);
@@ -883,42 +844,44 @@ function number(panel, at) {
 }
 
 /** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
-function chosenWeights(panel) {
-  const { map } = panel, list = [];
-  if (!map || map.blocks > 1) return list;
-  if (state.byColumn) {
-    const k = state.column;
-    if (k < 0) return list;
-    for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], q * map.keys + k]);
-  } else if (state.row >= 0) {
-    for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], state.row * map.keys + k]);
-  }
-  return list;
+function chosenWeights({ map }) {
+  if (map.blocks > 1 || (state.byColumn && state.column < 0)) return [];
+  return Array.from({ length: state.byColumn ? map.queries : map.keys }, (_, place) => {
+    const at = state.byColumn ? place * map.keys + state.column : state.row * map.keys + place;
+    return [place, map.weights[at], at];
+  });
 }
+
+/** Returns the columns of a row, those of its largest weights first. */
+const largestFirst = ({ weights, keys }, q) => Array.from({ length: keys }, (_, k) => k).sort((a, b) => weights[q * keys + b] - weights[q * keys + a]);
+
+const IS_RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+/** Returns a token that does not turn the numbers beside it, if it is written from right to left. */
+const isolated = (token) => (IS_RIGHT_TO_LEFT.test(token) ? `\u2068${token}\u2069` : token);
+const quoted = (token) => `“${isolated(token)}”`;
+
+const td = (content, more = {}) => make("td", more, content);
+const NUMBER = { className: "number" };
 
 const MOST_LISTED = 10;
 
 /** Shows the weights of the chosen row or column: as a list, as the colours of the words, and in the line. */
 function drawRow() {
-  const panel = panels[0];
-  if (!panel?.map) return;
+  const [panel] = panels;
+  if (!panel) return;
   const view = panel.view, list = chosenWeights(panel);
   const chosen = state.byColumn ? state.column : state.row;
-  const others = state.byColumn ? rowsOf(view) : view.columns;
-  const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
-  const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
-  const sorted = [...list].sort((one, two) => size(two) - size(one));
-  const top = sorted.filter((entry) => size(entry) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
-  $("largest").caption.textContent = chosen < 0 || !list.length
-    ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
-    : state.byColumn ? `What looks at “${subject}” (${chosen})` : `“${subject}” (${chosen}) looks at`;
-  const lines = top.map(([place, , at]) => make("tr", {},
-    make("td", { className: "number", textContent: place }),
-    make("td", { dir: "auto", textContent: others[place] }),
-    make("td", { className: "number", textContent: number(panel, at) })));
-  if (list.length && rest) {
-    const most = number(panel, sorted[top.length][2]), less = /^[a-z]/.test(most) ? most : `at most ${most}`;
-    lines.push(make("tr", {}, make("td"), make("td", { textContent: `${rest} others` }), make("td", { className: "number", textContent: less })));
+  const others = state.byColumn ? view.rows : view.columns;
+  const subject = list.length ? `${quoted((state.byColumn ? view.columns : view.rows)[chosen])} (${chosen})` : "";
+  const sorted = [...list].sort((one, two) => Math.abs(two[1]) - Math.abs(one[1]));
+  const top = sorted.filter(([, weight]) => Math.abs(weight) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
+  $("largest").caption.textContent = panel.map.blocks > 1 ? "Single weights of this head are not in this page"
+    : !subject ? "Choose a column" : state.byColumn ? `What looks at ${subject}` : `${subject} looks at`;
+  const lines = top.map(([place, , at]) => make("tr", {}, td(place, NUMBER), td(others[place], { dir: "auto" }), td(number(panel, at), NUMBER)));
+  if (rest) {
+    const most = number(panel, sorted[top.length][2]).replace("-", ""); // of differences, the largest size
+    const less = /^[a-z]/.test(most) ? most : `at most ${panel.signed ? "±" : ""}${most}`;
+    lines.push(make("tr", {}, td(""), td(rest > 1 ? `${rest} others` : "1 other"), td(less, NUMBER)));
   }
   $("largest").tBodies[0].replaceChildren(...lines);
   const [axis, other] = state.byColumn ? ["columns", "rows"] : ["rows", "columns"];
@@ -932,28 +895,24 @@ function drawRow() {
       span.classList.toggle("chosen", strip.axis !== other && place === chosen);
     });
   }
-  $("text-legend").textContent = list.length
-    ? `The words of the text have the colours of ${axis.slice(0, -1)} ${chosen} “${subject}”${panels.length > 1 ? ` of ${panel.name}` : ""}.` : "";
+  $("text-legend").textContent = subject && `The words of the text have the colours of ${axis.slice(0, -1)} ${subject}${panels.length > 1 ? ` of ${panel.name}` : ""}.`;
   say(state.row, state.column);
 }
 
 /** Returns a cell in words: the two tokens, and each panel's weight. */
 function cellInWords(row, column) {
-  const first = panels.find((panel) => panel.map && panel.map.blocks === 1);
-  if (!first || row < 0) return null;
-  const { view, map } = first, isLargest = column < 0;
-  for (let k = 0; isLargest && k < map.keys; k++) {
-    if (column < 0 || map.weights[row * map.keys + k] > map.weights[row * map.keys + column]) column = k;
-  }
-  const values = panels.filter((panel) => panel.map?.blocks === 1).map((panel) => {
+  const whole = panels.filter((panel) => panel.map?.blocks === 1);
+  if (!whole.length) return null;
+  const { view, map } = whole[0], isLargest = column < 0;
+  if (isLargest) [column] = largestFirst(map, row);
+  const values = whole.map((panel) => {
     const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
     const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
     return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
   });
-  return { words: `“${rowsOf(view)[row]}” (${row}) looks ${isLargest ? "most " : ""}at “${view.columns[column]}” (${column})`, values };
+  return { words: `${quoted(view.rows[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
 }
 
-/** Says a cell in words, in the line above the maps. */
 function say(row, column) {
   const cell = cellInWords(row, column);
   $("line").textContent = cell ? `${cell.words}: ${cell.values.join("; ")}` : "";
@@ -964,32 +923,31 @@ function tip(event, cell) {
   const box = $("tip"), said = cell && event.pointerType !== "touch" ? cellInWords(...cell) : null;
   box.hidden = !said;
   if (!said) return;
-  box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", { textContent })));
-  const wide = box.offsetWidth, high = box.offsetHeight, gap = 14;
-  box.style.left = `${event.clientX + gap + wide > innerWidth ? Math.max(0, event.clientX - gap - wide) : event.clientX + gap}px`;
-  box.style.top = `${event.clientY + gap + high > innerHeight ? Math.max(0, event.clientY - gap - high) : event.clientY + gap}px`;
+  box.replaceChildren(...[said.words, ...said.values].map((textContent) => make("div", {}, textContent)));
+  const beside = (at, size, room) => `${at + 14 + size > room ? Math.max(0, at - 14 - size) : at + 14}px`;
+  box.style.left = beside(event.clientX, box.offsetWidth, innerWidth);
+  box.style.top = beside(event.clientY, box.offsetHeight, innerHeight);
 }
-
-let textDrawn = "";
 
 /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
 function drawText() {
-  const view = shownView(state.view), key = [state.view, state.words, isOpen()].join(); // the words of a head that was closed lose its colours
-  if (key === textDrawn) return;
-  textDrawn = key;
-  const axes = view.rows ? [["columns", view.columns], ["rows", view.rows]] : [["both", view.columns]];
+  const view = shownView(state.view);
+  const axes = view.rows === view.columns ? [["both", view.columns]] : [["columns", view.columns], ["rows", view.rows]];
   strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
-  const lines = strips.map(({ spans }, at) => textLine(view.texts[at], ...spans.flatMap((span) => (span.textContent.startsWith(CONTINUES) ? [span] : [" ", span]))));
-  const others = view.otherTexts.map(([name, text]) => textLine(name, ` ${text}`));
-  const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: the model reads no more.` })] : [];
+  const lines = strips.map(({ spans }, at) => textLine(view.texts[at], spans.flatMap((span) => (span.className ? [span] : [" ", span]))));
+  const others = view.otherTexts.map(([name, text]) => textLine(name, text.split(/(?=\s)/)));
+  const cut = view.leftOut ? [make("p", { className: "hint", textContent: `… ${view.leftOut} ${view.leftOut > 1 ? "tokens" : "token"} cut: these maps have no more.` })] : [];
   $("text").replaceChildren(...lines, ...others, ...cut);
 }
 
 const CONTINUES = "·"; // the first letter of a piece that continues a word
 
-const textLine = (name, ...children) => make("p", {}, make("b", { textContent: name ? `${name}:` : "" }), ...children);
+/** Returns a text with its name before it, from right to left if most of its words are written so. */
+function textLine(name, words) {
+  const texts = words.map((word) => word.textContent ?? word).filter((text) => text !== " ");
+  return make("p", { dir: 2 * texts.filter((text) => IS_RIGHT_TO_LEFT.test(text)).length > texts.length ? "rtl" : "ltr" }, make("b", { dir: "ltr" }, name && `${name}:`), " ", ...words);
+}
 
-/** Returns the element of a word of the text, by which its row or column is chosen. */
 function wordSpan(axis, token, place) {
   const span = make("span", { dir: "auto", lang: "und", textContent: token || " ", title: String(place), className: token.startsWith(CONTINUES) ? "inner" : "" });
   const isRow = () => axis === "rows" || (axis === "both" && !state.byColumn);
@@ -1001,7 +959,7 @@ function wordSpan(axis, token, place) {
 
 function drawFacts(view) {
   const { layer, head } = state, entropy = view.entropy[layer][head];
-  const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
+  const seen = view.rows.map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
   const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
   const tokens = (bits) => (2 ** bits).toFixed(bits < 3 ? 1 : 0);
   const parts = entropy === null ? [] : [`spread: a row looks at about ${tokens(entropy)} of ${tokens(even)} tokens (entropy ${entropy.toFixed(2)} bits)`];
@@ -1009,33 +967,31 @@ function drawFacts(view) {
     parts.push(`the attack hid ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the pairs, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
   }
   $("facts").textContent = parts.join("; ");
-  $("facts").title = "Spread is 2 to the power of the entropy: 1 for a row that looks at one token alone, and the number of tokens for one that looks at all equally. The entropy is a mean over the rows.";
   const shown = shownPattern();
-  const compared = state.other >= 0 ? [view, views[state.other]] : [view];
-  const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
-    ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "this head" })),
-    make("th", { scope: "col", className: "number", textContent: "even", title: "the share if every row looked equally at all that it sees" }));
+  const both = paired(head), isShown = (state.target || state.difference) && !state.words && !state.lines;
+  const th = (content, more) => make("th", { scope: "col", ...more }, content);
+  const top = make("tr", {}, th("pattern"), ...both.map(([, one]) => th(both.length > 1 ? one.name : "this head", NUMBER)),
+    th("even", { ...NUMBER, title: "the share if every row looked equally at all that it sees" }));
   const rows = Object.entries(view.targets).map(([name, target]) => {
-    const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
-    const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[headIn(one)] ?? null);
-    const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
-    return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown && (state.target || state.difference) ? " (shown)" : "")), ...cells);
+    const masses = both.map(([, one, own]) => one.targets[name]?.mass[layer]?.[own]);
+    const cells = [...masses, target.chance[layer]].map((value) => td(value?.toFixed(2) ?? "–", NUMBER));
+    return make("tr", name === shown ? { "aria-current": "true" } : {},
+      make("td", {}, make("b", {}, `${patternLook(name).letter} `), target.title + (name === shown && isShown ? " (shown)" : "")), ...cells);
   });
-  $("masses").tBodies[0].replaceChildren(head_, ...rows);
+  $("masses").tBodies[0].replaceChildren(top, ...rows);
   $("masses").hidden = !rows.length;
 }
 
 function drawTwin() {
-  const panel = panels[0];
-  if (!panel?.map || panel.map.blocks > 1) {
+  if (!$("twin").open || !panels.length) return;
+  const { view, map } = panels[0], most = 3;
+  if (map.blocks > 1) {
     $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
     return;
   }
-  const { view, map } = panel, most = 3;
-  const body = rowsOf(view).map((token, q) => {
-    const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
-    const words = order.slice(0, most).map((k) => `${k} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
-    return make("tr", {}, make("td", { className: "number", textContent: q }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
+  const body = view.rows.map((token, q) => {
+    const words = largestFirst(map, q).slice(0, most).map((k) => `${k} ${quoted(view.columns[k])} ${number(panels[0], q * map.keys + k)}`);
+    return make("tr", {}, td(q, NUMBER), td(token, { dir: "auto" }), td(words.join(", ")));
   });
   const top = make("tr", {}, ...["row", "looks", "at what most"].map((textContent) => make("th", { scope: "col", textContent })));
   $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
@@ -1044,7 +1000,6 @@ function drawTwin() {
 const BAR = [344, 42]; // width and height of a bar of colours, with its name and its ticks
 const scaleFor = (signed) => (signed ? DIFFERENCE : SCALES[state.scale]);
 
-/** Returns a picture of the colours of weights, or of differences. */
 function bar(signed) {
   const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
   canvas.style.width = `${BAR[0]}px`;
@@ -1070,7 +1025,7 @@ function drawBar(context, x, y, signed, ink) {
 // ---------------------------------------------------------------- steps of a run
 
 const stepsOf = (view) => views.map((one, at) => ({ one, at }))
-  .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
+  .filter(({ one }) => view.step !== null && one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
   .sort((a, b) => a.one.step - b.one.step);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -1084,7 +1039,7 @@ const svg = (tag, attributes, ...children) => {
 const svgText = (content, attributes) => svg("text", attributes, String(content));
 
 function drawSteps() {
-  const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
+  const view = views[state.view], series = stepsOf(view);
   $("steps").hidden = series.length < 2;
   if (series.length < 2) return;
   const current = series.findIndex(({ at }) => at === state.view);
@@ -1092,6 +1047,7 @@ function drawSteps() {
   $("step").value = current;
   $("step-name").textContent = [view.step, series.at(-1).one.step].map((step) => step.toLocaleString("en")).join(" of ");
   const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
+  $("chart").parentElement.hidden = !name;
   if (!name) return;
   const isGuided = view.guided.flat().includes(name);
   const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
@@ -1128,60 +1084,47 @@ function drawSteps() {
 }
 
 function moveStep(by) {
-  const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
-  if (series.length < 2) return;
-  const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
-  changeView(series[next].at);
+  const series = stepsOf(views[state.view]);
+  const next = series[clamp(series.findIndex(({ at }) => at === state.view) + by, 0, series.length - 1)];
+  if (next) show(next.at, state.other);
 }
 
 // ---------------------------------------------------------------- controls and keys
 
 const option = (value, textContent) => make("option", { value, textContent });
 
-function changeView(at) {
-  state.head = headIn(views[at]);
-  state.view = at;
-  let problem = "";
-  if (state.other >= 0) {
-    problem = state.other === at ? "" : refusal(views[at], views[state.other]);
-    if (state.other === at || problem) state.other = -1;
-  }
-  fit();
-  update(problem);
-}
-
-function changeOther(at) {
-  const problem = at < 0 || at === state.view ? "" : refusal(views[state.view], views[at]);
-  state.other = problem || at === state.view ? -1 : at;
-  update(problem);
-}
-
 function drawControls(problem) {
   const view = views[state.view];
-  const heads = ordered(view).map(([n, h]) => option(`${n}.${h}`, `${h === view.heads ? `${n} mean` : `${n}.${h}`}${view.guided[n][h] ? ` ${patternLook(view.guided[n][h]).title}` : ""}`));
-  $("head").replaceChildren(option("", "all"), ...heads);
-  $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
-  $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
-  $("view").value = state.view;
-  $("other").replaceChildren(option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
-  $("other").value = state.other;
-  $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
-  $("scale").value = state.scale;
-  $("palette").value = state.palette;
+  const heads = everyHead(view, view.heads + 1).map(([n, h]) => {
+    const guided = view.guided[n][h];
+    return option(`${n}.${h}`, (h === view.heads ? `${n} mean` : `${n}.${h}`) + (guided ? ` ${patternLook(guided).title}` : ""));
+  });
   const names = Object.entries(view.targets);
-  $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "smallest spread"));
-  $("order").value = state.order;
-  $("pattern").replaceChildren(option("", "that of the head"), ...names.map(([name, target]) => option(name, target.title)));
-  $("pattern").value = state.pattern;
-  $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
+  const choices = {
+    head: [option("", "all"), ...heads],
+    view: views.map((one, at) => option(at, one.name)),
+    other: [option(-1, "no other"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view)],
+    scale: Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)),
+    palette: Object.keys(meta.palettes).map((name) => option(name, name)),
+    order: [option("position", "by layer and head"), ...names.map(([name, { title }]) => option(name, `most on ${title}`)), option("entropy", "smallest spread")],
+    pattern: [option("", "that of the head"), ...names.map(([name, { title }]) => option(name, title))],
+  };
+  for (const [name, options] of Object.entries(choices)) {
+    $(name).replaceChildren(...options);
+    $(name).value = state[name];
+  }
+  $("head").value = isOpen() ? `${state.layer}.${state.head}` : "";
   for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
   for (const name of ["target", "difference", "hidden"]) $(name).disabled = state.words; // they are about tokens
-  $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
-  $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
-  $("words").hidden = !view.words;
+  const hide = (isHidden, ...ids) => ids.forEach((id) => { $(id).closest("label, button").hidden = isHidden; });
+  hide(views.length < 2, "view", "other");
+  hide(!names.length, "pattern", "target", "difference");
+  hide(!view.special.length && !views[state.other]?.special.length, "special");
+  hide(!views.some((one) => one.hiddenHeads), "hidden");
+  hide(!view.words, "words");
   for (const [id, name] of Object.entries(PRESSED)) $(id).setAttribute("aria-pressed", String(state[name]));
   $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
-  $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
+  $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${view.rows.length} × ${view.columns.length} tokens`;
 }
 
 const PRESSED = { words: "words", lines: "lines", direction: "byColumn", pin: "pinned" }; // buttons, and what they switch
@@ -1204,10 +1147,10 @@ async function update(problem = "") {
   tip(null, null);
   await drawOne(mine);
   if (mine !== drawing) return;
-  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+  told.drawn = Number(told.drawn ?? 0) + 1;
 }
 
-const toggle = (name) => { state[name] = !state[name]; update(); };
+const set = (name, value) => { state[name] = value; update(); };
 const isOpen = () => state.layer >= 0;
 
 /** Changes between tokens and words; the chosen row and column become those of the same place in the text. */
@@ -1221,30 +1164,30 @@ function toggleWords() {
 }
 
 function moveChosen(across, down) {
-  const view = shownView(state.view), clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
-  choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
+  const view = shownView(state.view);
+  choose(clamp(state.row + down, 0, view.rows.length - 1), across ? clamp(state.column + across, 0, view.columns.length - 1) : state.column);
 }
 
-// [key, what it does, function]; the list of keys in the page is made of this.
+// [key, what it does, the id of the control that it presses or a function]; the list of keys in the page is made of this.
 const KEYS = [
-  ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
-  ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
+  ["Enter", "enlarge the chosen head", () => { if (!isOpen()) gridCells()[cursor].click(); }],
+  ["Escape", "back to all heads", "close"],
   ["[", "the step before", () => moveStep(-1)],
   ["]", "the next step", () => moveStep(1)],
-  ["w", "words in place of tokens", toggleWords],
-  ["l", "lines between the words in place of the map", () => toggle("lines")],
-  ["c", "by column: which tokens look at this one", () => $("direction").click()],
-  ["t", "outline where the pattern points", () => toggle("target")],
-  ["d", "show the map minus the pattern", () => toggle("difference")],
-  ["s", "leave out special tokens", () => toggle("special")],
-  ["m", "hatch what an attack hid", () => toggle("hidden")],
-  ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
-  ["1", "colours: attention weight", () => { state.scale = "weight"; update(); }],
-  ["2", "colours: multiple of even attention", () => { state.scale = "ratio"; update(); }],
-  ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
-  ["+", "zoom in", () => zoomBy(1.5)],
-  ["-", "zoom out", () => zoomBy(1 / 1.5)],
-  ["?", "this list", () => $("help").showModal()],
+  ["w", "words in place of tokens", "words"],
+  ["l", "lines between the words in place of the map", "lines"],
+  ["c", "by column: which tokens look at this one", "direction"],
+  ["t", "outline where the pattern points", "target"],
+  ["d", "show the map minus the pattern", "difference"],
+  ["s", "leave out special tokens", "special"],
+  ["m", "hatch what an attack hid", "hidden"],
+  ["p", "pin the row, so that the pointer does not change it", "pin"],
+  ["1", "colours: attention weight", () => set("scale", "weight")],
+  ["2", "colours: multiple of even attention", () => set("scale", "ratio")],
+  ["3", "colours: each map for itself", () => set("scale", "own")],
+  ["+", "zoom in", "closer"],
+  ["-", "zoom out", "farther"],
+  ["?", "this list", "help-button"],
 ];
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -1254,33 +1197,23 @@ function start() {
     $("note").textContent = "This browser cannot show the maps, because it lacks DecompressionStream: use Chrome or Edge 103, Firefox 113, Safari 16.4, or a later version.";
     return;
   }
-  $("scale").append(...Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)));
-  $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
-  $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
-    ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
-  $("view").addEventListener("change", () => changeView(Number($("view").value)));
-  $("other").addEventListener("change", () => changeOther(Number($("other").value)));
-  $("head").addEventListener("change", () => {
-    const [layer, head] = $("head").value.split(".").map(Number);
-    if ($("head").value) open(layer, head);
+  const keys = [["arrows", "move among heads, or among rows and columns of an enlarged map"], ...KEYS];
+  $("keys").append(...keys.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)]));
+  $("controls").addEventListener("change", ({ target: { id, value, type, checked } }) => {
+    if (id === "view") show(Number(value), state.other);
+    else if (id === "other") show(state.view, Number(value));
+    else if (id !== "head") set(id, type === "checkbox" ? checked : value);
+    else if (value) open(...value.split(".").map(Number));
     else close();
   });
   $("more").addEventListener("toggle", () => $("controls").classList.toggle("more", $("more").open));
-  for (const name of ["scale", "palette", "order", "pattern"]) {
-    $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
-  }
-  for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
-  $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
+  $("step").addEventListener("input", () => show(stepsOf(views[state.view])[Number($("step").value)].at, state.other));
   const clicks = {
-    close, words: toggleWords, lines: () => toggle("lines"), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+    close, words: toggleWords, lines: () => set("lines", !state.lines), tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
     pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
     direction: () => {
-      state.byColumn = !state.byColumn;
-      if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, shownView(state.view).columns.length - 1));
-      $("direction").setAttribute("aria-pressed", String(state.byColumn));
-      writeAddress();
-      repaint();
-      drawRow();
+      if (state.column < 0) state.column = clamp(state.row, 0, shownView(state.view).columns.length - 1);
+      set("byColumn", !state.byColumn);
     },
   };
   for (const suffix of ["png", "svg"]) {
@@ -1288,7 +1221,7 @@ function start() {
     clicks[`all-${suffix}`] = () => saveSheet(fileName(suffix, "all-heads"), gridSheet());
   }
   for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
-  $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
+  $("twin").addEventListener("toggle", drawTwin);
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("keydown", (event) => {
     const isTyped = event.getModifierState("AltGraph"); // some keyboards have [ and ] there
@@ -1306,14 +1239,14 @@ function start() {
     const command = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
     if (!command) return;
     event.preventDefault();
-    command[2]();
+    if (typeof command[2] === "string") $(command[2]).click();
+    else command[2]();
   });
-  addEventListener("hashchange", () => { readAddress(); update(); });
+  addEventListener("hashchange", followAddress);
   let waiting = 0;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
-  readAddress();
-  update();
+  followAddress();
 }
 
 start();

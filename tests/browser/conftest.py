@@ -50,6 +50,11 @@ class Browser:
         for key in keys:
             ActionChains(self.driver).send_keys(key).perform()
 
+    def choose(self, id, value):
+        """Choose an option of a list."""
+        script = "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+        self.run(script + "box.dispatchEvent(new Event('change', { bubbles: true }));", id, value)
+
     def text(self, id):
         return self.run("return document.getElementById(arguments[0]).textContent", id)
 
@@ -130,3 +135,15 @@ def scheme(browser):
 
     yield choose
     choose(None)
+
+
+@pytest.fixture
+def window(browser):
+    """Sets the size of the window."""
+
+    def choose(width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    yield choose
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -82,12 +82,33 @@ def test_a_cell_shows_the_same_head_of_both_models(browser, two, path):
     browser.open(path, "l=0&h=3&o=1")  # the means
     difference = (head_of(two[0], 0, 3) - head_of(two[1], 0, 2)).ravel()
     assert np.abs(np.array(browser.colours(EVERY, 2)) - signed_colours(difference)).max() <= 60
-    choose = "const box = document.getElementById('view'); box.value = 1; box.dispatchEvent(new Event('change'));"
-    browser.act(lambda: browser.run(choose))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.state()["h"] == "2" and browser.text("one-title") == "Layer 0, mean of heads"
     browser.open(path, "l=0&h=2")  # a head that the second model does not have
-    browser.act(lambda: browser.run(choose))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.state() == {"v": "1"}
+
+
+def test_eight_layers_fit_in_a_window(browser, window, tmp_path):
+    """Without a second model and with one; layers of few heads are not enlarged beyond that."""
+    weights = views.attention(8, 6, 9, 9)
+    given = [views.view(name, weights_NHQK=weights, targets={}, guided=()) for name in ("one", "two")]
+    window(1280, 900)
+    for address in ("", "o=1"):
+        browser.open(save(tmp_path / "m.html", given), address)
+        high, tile = browser.run(
+            "return ['#grid', '.tile'].map((name) => document.querySelector(name).getBoundingClientRect().height)"
+        )
+        assert high <= 900 and tile >= 70
+
+
+def test_special_tokens_left_out_of_the_grid_are_named(browser, two, path):
+    browser.open(path, "x=1")
+    row = two[0].weights_NHQK[1, 2].astype(np.float64)
+    row[:, 0] = 0
+    expected = weight_colours(np.sqrt((row / row.sum(1, keepdims=True)).ravel())).reshape(7, 7, 3)
+    assert np.abs(tiles(browser)[6][0] - expected).max() <= 16
+    assert "without special tokens" in browser.text("legend")
 
 
 def test_sorted_heads_have_no_means(browser, two, path):

@@ -170,6 +170,7 @@ def test_lines(browser, scheme, two, path):
     """The three largest weights of each row and those above .1, as opaque as their square root, in both models."""
     scheme("dark")
     browser.open(path, "l=1&h=2&o=1&i=1&r=2")
+    assert browser.run("return document.querySelectorAll('#bar canvas').length") == 1  # no difference is shown
     drawing, png = both(browser, "", "first_Encoder_step0_and_second_Encoder_step1_layer1_head2_lines")
     check_page(png)
     expected = []
@@ -205,6 +206,13 @@ def test_all_heads(browser, scheme, two, path):
     for text in (*names, "Left: first, step 0. Right: second, step 1."):
         assert text in drawing.texts
     assert drawing.texts.count("N") == 2 and drawing.outlines == 2  # the guided heads, all of the first model
+
+
+def test_sums_of_rounded_weights_say_so_in_a_table(browser, two, tmp_path):
+    view = views.view("w", tokens=COLUMNS, targets={}, words=[(f"w{at}", 2 * at) for at in range(3)])
+    browser.open(save(tmp_path / "m.html", [view], most_bytes=0), "l=1&h=0&r=2&w=1")
+    lines = browser.save("tsv", "model_Encoder_layer1_head0_words_row2.tsv").read_text().splitlines()
+    assert [line.split("\t")[-1] for line in lines] == ["precision", *["two digits"] * 3]
 
 
 def test_a_row_as_a_table(browser, two, path):

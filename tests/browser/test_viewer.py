@@ -112,7 +112,7 @@ def test_words_have_the_colours_of_the_map(browser, path, keys):
     """Whatever the scale, not those of their share of the row; and a legend names the row and the scale."""
     browser.open(path, "l=1&h=1&r=3&c=4&p=cividis")
     for key in keys:
-        browser.act(lambda key=key: browser.press(key)) if key != "c" else browser.press(key)
+        browser.act(lambda key=key: browser.press(key))
     cells = [(q, 4) for q in range(ROWS)] if "c" in keys else [(3, k) for k in range(COLUMNS)]
     strips = browser.run(
         """return [...document.querySelectorAll("#text p")].map((line) => [...line.querySelectorAll("span")].map(
@@ -121,7 +121,7 @@ def test_words_have_the_colours_of_the_map(browser, path, keys):
     words, others = reversed(strips) if "c" in keys else strips
     assert words == browser.colours(cells) and len({*map(tuple, words)}) > 2
     assert {*map(tuple, others)} == {(0, 0, 0, 0)}  # no colour
-    assert ("column 4 “column4”" if "c" in keys else "row 3 “row3”") in browser.text("text-legend")
+    assert ("column “column4” (4)" if "c" in keys else "row “row3” (3)") in browser.text("text-legend")
 
 
 def test_without_special_tokens_rows_are_scaled(browser, plain, path):
@@ -169,6 +169,17 @@ def test_the_map_minus_the_target(browser, plain, cells, path):
     ]
     assert np.abs(np.array(browser.colours(cells)) - signed_colours(np.array(differences))).max() <= 8
     assert "minus the pattern [Next]" in browser.text("maps")
+
+
+def test_the_rest_of_a_row_of_differences_is_named_by_its_size(browser, tmp_path):
+    """Each row looks at one token, and the pattern at all 20: 10 of the 19 differences of -.05 are not listed."""
+    even = pages.Target(
+        np.full((20, 20), 0.05), np.ones(20, bool), "[Even]", "#000", np.full((1, 1), 1.0), np.full(1, 1.0)
+    )
+    weights = np.eye(20, dtype=np.float32)[None, None]
+    view = views.view(length=20, weights_NHQK=weights, targets={"even": even}, guided=(), special=())
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=3&d=1")
+    assert "t3.950" in browser.text("largest") and "10 othersat most ±.050" in browser.text("largest")
 
 
 def test_the_outline_of_the_target(browser, plain, path):
@@ -235,7 +246,7 @@ def test_the_keys(browser, path):
         assert browser.state()["s"] == scale
     browser.act(lambda: browser.press("1"))
     assert "s" not in browser.state()
-    browser.press("c")
+    browser.act(lambda: browser.press("c"))
     assert browser.state()["b"] == "1" and "“column1” (1)" in browser.text("largest")
     browser.press("p")
     assert browser.run("return document.getElementById('pin').ariaPressed") == "true"
@@ -267,7 +278,7 @@ def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
     listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token, _ in top]
     np.testing.assert_allclose([float(number) for _, number in top], listed, atol=0.004)
     assert np.diff(listed).max() < 0.004 and min(float(number) for _, number in top) > 0
-    assert (rest, less) == (f"{COLUMNS - len(top)} others", "below .001")
+    assert (rest, less) == ("1 other", "below .001") and len(top) == COLUMNS - 1
     tip = browser.run("const box = document.getElementById('tip'); return [box.innerText, box.getBoundingClientRect()]")
     words, number = re.fullmatch(r"(“row2” .* “column7” .*)\n([.0-9]+) \(.* × even\)", tip[0]).groups()
     assert browser.text("line").startswith(f"{words}: {number} (")
@@ -332,6 +343,38 @@ def test_words_in_place_of_pieces(browser, tmp_path, is_stored, digits, error):
     assert float(found[2]) == pytest.approx(expected[1, 3] / even, rel=0.1)
     browser.act(lambda: browser.press("w"))
     assert (browser.state()["r"], browser.state()["c"]) == ("1", "5") and "w" not in browser.state()
+
+
+def test_even_attention_between_words(browser, tmp_path):
+    """A head that attends evenly to what it sees is 1.0 x even, also in a window and without special tokens."""
+    near = np.abs(np.arange(9)[:, None] - np.arange(9)) <= 2
+    weights = (near / near.sum(1, keepdims=True))[None, None].astype(np.float32)
+    view = views.view(tokens=list(PIECES), words=WORDS, special=(0, 8), windows=(4,), weights_NHQK=weights, targets={})
+    page = save(tmp_path / "m.html", [view])
+    for address in ("w=1&r=1&c=2", "w=1&r=1&c=2&x=1", "w=1&r=3&c=4&x=1"):
+        browser.open(page, f"l=0&h=0&{address}")
+        assert "(1.0 × even)" in browser.text("line")
+
+
+def test_a_control_that_does_not_apply_has_no_key(browser, tmp_path):
+    """Targets and their differences are about tokens, so nothing about words changes."""
+    browser.open(save(tmp_path / "m.html", [views.view(tokens=list(PIECES), words=WORDS)]), "l=1&h=0&w=1&t=1")
+    assert "outlined" not in browser.text("maps") and "(shown)" not in browser.text("masses")
+    browser.press("d", "t")
+    browser.act(lambda: browser.press("w"))
+    assert {*browser.state().items()} >= {("t", "1")} and "d" not in browser.state()
+    assert "outlined: [Next]" in browser.text("maps") and "(shown)" in browser.text("masses")
+    browser.act(lambda: browser.press("l"))
+    assert "outlined" not in browser.text("maps") and "(shown)" not in browser.text("masses")
+
+
+def test_a_text_from_right_to_left(browser, tmp_path):
+    """Its words are so ordered, and do not turn the numbers of a sentence that names them."""
+    tokens = ["<s>", "אני", "רואה", "·ים", "בית", "</s>"]
+    browser.open(save(tmp_path / "m.html", [views.view(tokens=tokens, targets={})]), "l=1&h=1&r=1&c=4")
+    lefts = browser.run("return [...document.querySelectorAll('#text span')].map((one) => one.offsetLeft)")
+    assert np.diff(lefts).max() < 0
+    assert browser.text("line").startswith("“\u2068אני\u2069” (1) looks at “\u2068בית\u2069” (4): .")
 
 
 def test_words_that_are_pieces_are_not_offered(browser, path):
@@ -412,28 +455,37 @@ def test_the_texts_are_above_the_maps(browser, plain, tmp_path):
     assert "Translation: a whole text" in browser.text("text")
 
 
+def test_a_model_that_cannot_be_compared_says_why(browser, plain, tmp_path):
+    columns = ["other", *plain.columns[1:]]
+    strange = dataclasses.replace(plain, name="strange", columns=columns, is_compared=True)
+    browser.open(save(tmp_path / "m.html", [plain, strange]))
+    assert "“plain” and “strange” cannot be compared" in browser.text("note")
+
+
+def test_a_head_that_is_closed_leaves_no_colours(browser, path):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path, "l=1&h=1&r=3&c=4")
+    browser.act(lambda: browser.press(Keys.ESCAPE))
+    browser.act(lambda: browser.press("c"))
+    assert not browser.run("return document.querySelectorAll('#text span[style*=color], #text .chosen').length")
+
+
+def test_the_list_of_heads_has_the_means_whatever_the_order(browser, path):
+    browser.open(path, "l=1&h=3&r=1&a=entropy")
+    assert browser.run("return document.getElementById('head').value") == "1.3"
+
+
 def test_the_first_model_to_compare_with_is_compared(browser, plain, other, tmp_path):
     file = save(tmp_path / "m.html", [plain, dataclasses.replace(other, is_compared=True)])
     browser.open(file)
-    browser.act(lambda: choose(browser, "head", "1.2"))
+    browser.act(lambda: browser.choose("head", "1.2"))
     assert browser.state().keys() == {"l", "h", "r"} and browser.text("one-title").startswith("Layer 1, head 2")
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 3
-    browser.act(lambda: choose(browser, "other", "-1"))
+    browser.act(lambda: browser.choose("other", "-1"))
     assert browser.state()["o"] == "-1"
     browser.open(file, "l=1&h=2&o=-1")
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
-
-
-@pytest.fixture
-def window(browser):
-    """Sets the size of the window."""
-
-    def choose(width, height):
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    yield choose
-    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.parametrize("size", [(1280, 900), (1366, 768)])
@@ -484,12 +536,6 @@ def test_the_address_opens_the_same_picture(browser, path):
     assert browser.state() == {}
 
 
-def choose(browser, id, value):
-    """Choose an option of a list."""
-    script = "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
-    browser.run(script + "box.dispatchEvent(new Event('change'));", id, value)
-
-
 def test_steps_and_other_views(browser, plain, path, tmp_path):
     """Keys change the step of a run; a view with fewer heads can be chosen; one of other tokens is not compared."""
     steps = [views.view(f"step {step}", step=step, weights_NHQK=views.attention(seed=step)) for step in (30, 0, 10)]
@@ -503,10 +549,10 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
     small = views.view("s", tokens=plain.columns, rows=plain.rows, weights_NHQK=few, targets={}, guided=())
     browser.open(save(tmp_path / "m.html", [plain, small]))
     browser.run("document.querySelectorAll('.head')[6].focus()")
-    browser.act(lambda: choose(browser, "view", "1"))
+    browser.act(lambda: browser.choose("view", "1"))
     assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, -1, 0]
     browser.open(path, "l=0&h=0")
-    browser.act(lambda: choose(browser, "other", "2"))
+    browser.act(lambda: browser.choose("other", "2"))
     assert "position 0" in browser.text("note") and "o" not in browser.state()
     assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
 
@@ -514,12 +560,27 @@ def test_steps_and_other_views(browser, plain, path, tmp_path):
 def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
     long = views.attention(1, 2, 130, 130, sharpness=1.0)
     view = views.view(tokens=[str(at) for at in range(130)], weights_NHQK=long, whole=[(0, 1)], targets={})
-    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=2")
+    whole = dataclasses.replace(view, name="whole", whole=None, words=[(f"w{at}", 2 * at) for at in range(65)])
+    view = dataclasses.replace(view, words=whole.words)
+    file = save(tmp_path / "m.html", [view, whole])
+    browser.open(file, "l=0&h=0&r=2")
     assert "only the largest weights of 3 × 3 tokens are in this page" in browser.text("maps")
     blocks = [(q, k) for q in range(0, 44, 5) for k in range(0, 44, 7)]
     largest = np.array([long[0, 0, 3 * q : 3 * q + 3, 3 * k : 3 * k + 3].max() for q, k in blocks])
     assert np.abs(np.array(browser.colours(blocks)) - weight_colours(np.sqrt(largest))).max() <= 14
     assert "not in this page" in browser.text("largest")
+
+    # Beside a head with all weights, lines are of that one alone, and what is chosen is a word.
+    browser.open(file, "v=1&o=0&l=0&h=0&r=2&i=1")
+    assert [len(browser.driver.find_elements("css selector", f"#maps {tag}")) for tag in ("svg", "canvas")] == [1, 1]
+    assert {q for q, _ in lines_of(browser)} == {2}
+    browser.open(file, "l=0&h=0&w=1")
+    move = """const canvas = document.querySelector("#maps canvas"), { x, y, cell } = canvas.dataset;
+        const box = canvas.getBoundingClientRect();
+        const [clientX, clientY] = [box.x + Number(x) + 43.1 * cell, box.y + Number(y) + 42.1 * cell];
+        canvas.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));"""
+    browser.run(move)
+    assert (browser.state()["r"], browser.state()["c"]) == ("63", "64")  # of tokens 126 and 129
 
 
 def test_what_an_attack_masked(browser, tmp_path):
@@ -593,18 +654,6 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     browser.open(save(tmp_path / "m.html", [view]))
     letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
     assert letters == ["D", "\\"]
-
-
-def test_an_open_head_follows_the_colour_scheme(browser, scheme, path):
-    drawn = "return [...document.querySelectorAll('#one canvas')].map((canvas) => canvas.toDataURL())"
-    shown = {}
-    for value, other in (("dark", "light"), ("light", "dark")):
-        scheme(value)
-        browser.open(path, "l=1&h=1&r=1")
-        shown[value] = browser.run(drawn)
-        browser.act(lambda other=other: scheme(other))
-        shown[value, other] = browser.run(drawn)
-    assert shown["light", "dark"] == shown["dark"] != shown["light"] == shown["dark", "light"]
 
 
 @pytest.fixture(scope="module")
