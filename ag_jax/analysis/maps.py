@@ -38,7 +38,7 @@ from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 from ag_jax.viewer import colours
 from ag_jax.viewer.notebook import NotebookView
-from ag_jax.viewer.page import Target, View
+from ag_jax.viewer.page import Target, View, side_by_side
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
@@ -204,7 +204,7 @@ class AttentionMaps:
             raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
         views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
-        return NotebookView(f"Attention of {self.model}" if self.model else "Attention", views, detail)
+        return NotebookView(f"Attention of {self.model}" if self.model else "Attention", side_by_side(views), detail)
 
     @property
     def window_of_layer(self) -> tuple[int | None, ...]:

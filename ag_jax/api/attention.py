@@ -15,7 +15,7 @@ from ag_jax.inspection import pages
 from ag_jax.inspection.looking import look
 from ag_jax.interop.opening import Inspected
 from ag_jax.viewer.notebook import NotebookView
-from ag_jax.viewer.page import View
+from ag_jax.viewer.page import View, side_by_side
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -81,10 +81,7 @@ class Attention:
         if strange := [other.text for other in others if other.text != self.text]:
             raise ValueError(f"expected attention to the same text, {self.text!r}, got {strange[0]!r}")
         views = [view for one in (self, *others) for view in one._page.views]
-        first = next((at for at, view in enumerate(views) if view.model != self._view.model), None)
-        if first is not None:
-            views[first] = dataclasses.replace(views[first], is_compared=True)
-        return dataclasses.replace(self._page, views=views)
+        return dataclasses.replace(self._page, views=side_by_side(views))
 
     @property
     def words(self) -> tuple[tuple[str, int, int], ...]:

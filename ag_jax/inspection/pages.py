@@ -82,11 +82,8 @@ def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
     first, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
     views = _of_steps(page, seen, first, text, without, heads) if page.steps else views_of(seen, first)
     for other, name in zip(others, names, strict=True):
-        of_other = views_of(look(other, text, seen.target if other.translator else None, without), name)
-        if other is others[0]:
-            of_other[0] = dataclasses.replace(of_other[0], is_compared=True)
-        views += of_other
-    return views
+        views += views_of(look(other, text, seen.target if other.translator else None, without), name)
+    return viewer.side_by_side(views)
 
 
 def _check_heads(other: Inspected, without: Heads) -> None:

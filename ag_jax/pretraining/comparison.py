@@ -382,7 +382,7 @@ def _page(
         for step, attention in sorted(of_step.items(), reverse=True):
             name, assignment = f"{arm}, step {step:,}", build.assignment(config)
             views.append(maps.viewer_view(attention, name, arm, special, assignment, step=step))
-    path.write_text(viewer.page(about, views), encoding="utf-8")
+    path.write_text(viewer.page(about, viewer.side_by_side(views)), encoding="utf-8")
     return path
 
 

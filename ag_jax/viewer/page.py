@@ -169,6 +169,12 @@ def chosen_detail(views: Sequence[View]) -> str:
     return "full" if expected_bytes(views, "full") <= LARGEST_FULL else "picture"
 
 
+def side_by_side(views: Sequence[View]) -> list[View]:
+    """Return views of which the page, when it is opened, shows the first one beside the first one of another model."""
+    compared = next((at for at, view in enumerate(views) if view.model != views[0].model), None)
+    return [dataclasses.replace(view, is_compared=at == compared) for at, view in enumerate(views)]
+
+
 def strongest_heads(view: View, most: int) -> Heads:
     """Return the `most` heads that follow some pattern most strongly above chance; without patterns, the first heads.
 

@@ -22,7 +22,9 @@ function save(name, blob) {
 }
 
 const SAVED_RATIO = 2; // pixels of a saved picture for each unit
-const SAVED_SIDE = 560; // units of the larger side of a panel, with its labels
+const SAVED_SIDE = 920; // units: the most of a panel's sides, with its labels
+const SAVED_CELL = 12.5; // units of a cell, in which a label has room
+const SAVED_WIDE = 900; // units beside each other, so that letters are legible at the width of a page
 const LINE = 15, GAP = 24; // height of a line of text, and space between panels
 
 /** Draws an SVG by the methods of a canvas' context that this script uses. */
@@ -83,28 +85,34 @@ function write(context, text, x, y, textAlign, font = FONT) {
   context.fillText(text, x, y);
 }
 
+const savedAxes = (view) => axesOf(view, ["attending", "attended"].map((one) => `${one} ${view.tokens ? "word" : "token"}`));
+
 /** Returns what is saved of the enlarged head, as width, height and a function that draws: each panel with its names and its bar. */
 function headSheet() {
   const shown = panels.filter((panel) => panel.map).map((panel) => {
     const { width, height } = panel.svg?.viewBox.baseVal ?? {};
-    const edge = panel.svg ? { x: 0, y: 0, width, height } : edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE });
+    const edge = panel.svg ? { x: 0, y: 0, width, height } : edgesOf({ ...panel, wide: SAVED_SIDE, high: SAVED_SIDE }, Math.max(SAVED_CELL, Math.min(40, 280 / Math.max(panel.map.keys, panel.map.queries))));
     const names = [panel.name, nameOf(panel.view, state.layer, headIn(panel.view)), ...notesOf(panel)];
     if (panel.view.tokens) names.push("words: attention to their pieces is summed, attention from them averaged");
     return { panel, edge, names, wide: LINE + edge.x + Math.max(BAR[0] - 12, edge.width) };
   });
-  const top = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
-  const bottom = top + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + LINE;
-  return [shown.reduce((sum, { wide }) => sum + wide + GAP, GAP), bottom + BAR[1] + LINE, (context) => {
-    let x = GAP;
-    for (const { panel, edge, names, wide } of shown) {
-      const [rows, columns] = axesOf(panel.view), left = x + LINE;
-      writeLines(context, names, x, LINE, wide);
+  const above = GAP + 2 * LINE + Math.max(...shown.map(({ names, wide }) => writeLines(null, names, 0, 0, wide)));
+  const high = above + Math.max(...shown.map(({ edge }) => edge.y + edge.height)) + BAR[1] + 2 * LINE;
+  let x = GAP, y = 0;
+  for (const one of shown) {
+    if (x > GAP && x + one.wide > SAVED_WIDE) [x, y] = [GAP, y + high];
+    Object.assign(one, { x, y });
+    x += one.wide + GAP;
+  }
+  return [Math.max(...shown.map((one) => one.x + one.wide)) + GAP, y + high, (context) => {
+    for (const { panel, edge, names, wide, x, y } of shown) {
+      const [rows, columns] = savedAxes(panel.view), left = x + LINE, top = y + above, bottom = y + high - BAR[1] - LINE;
+      writeLines(context, names, x, y + LINE, wide);
       context.save();
       context.translate(left, top);
       if (panel.svg) drawLines(context, panel.svg);
       else drawMap(context, panel, edge, SAVED_RATIO, "#000");
       context.restore();
-      x += wide + GAP;
       if (panel.svg) continue;
       write(context, columns, left + edge.x + edge.width / 2, top - 4, "center", BOLD);
       fillUpwards(context, rows, left - 4, top + edge.y + edge.height / 2);
@@ -133,7 +141,7 @@ function drawLines(context, drawn) {
 function gridSheet() {
   const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
   const side = clamp(1000 / columns / count, 36, 100), tall = (side * view.rows.length) / view.columns.length;
-  const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = axesOf(view);
+  const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = savedAxes(view);
   const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
   for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
   const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
@@ -179,7 +187,7 @@ function saveTsv() {
   const others = state.byColumn ? view.rows : view.columns;
   const clean = (token) => token.replace(/[\t\r\n]/g, " ");
   const known = (at) => (panel.map.coarse || panel.map.shades?.[at] ? "shade" : panel.map.digits ? "two digits" : "");
-  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(4), known(at)].join("\t"));
+  const lines = list.map(([place, weight, at]) => [place, clean(others[place]), weight.toPrecision(3), known(at)].join("\t"));
   const top = ["position", "token", "weight", "precision"].join("\t");
   save(fileName("tsv", `${headName()}_${state.byColumn ? `column${state.column}` : `row${state.row}`}`, [state.view]), new Blob([[top, ...lines].join("\n") + "\n"], { type: "text/tab-separated-values" }));
 }

@@ -642,7 +642,7 @@ const FONT = "11px system-ui, Helvetica, Arial, sans-serif", BOLD = `bold ${FONT
 const pageInk = () => getComputedStyle(document.body).color;
 const labelsOf = (view) => [view.rows.map(label), view.columns.map(label)];
 /** Returns what the rows and the columns of a map are. */
-const axesOf = (view) => ["looks", "is looked at"].map((does, at) => does + (view.texts.length > 1 ? ` (${view.texts[1 - at]})` : ""));
+const axesOf = (view, does = ["looks", "is looked at"]) => does.map((one, at) => one + (view.texts.length > 1 ? ` (${view.texts[1 - at]})` : ""));
 
 const ruler = make("canvas").getContext("2d");
 function widthOf(text, font = FONT) {
@@ -658,15 +658,15 @@ function painted(wide, high, ratio, draw) {
   return canvas;
 }
 
-/** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
-function edgesOf({ map, view, wide, high }) {
+/** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell (at most `most`), in pixels of the page. */
+function edgesOf({ map, view, wide, high }, most = 40) {
   const [rows, columns] = labelsOf(view).map((names) => Math.ceil(Math.max(...names.map((name) => widthOf(name)))));
   let x, y, cell;
   for (const room of [8, 30]) { // for the positions of tokens, if not all of them have room
     if (room > 8 && cell / map.blocks >= 12) break;
     x = Math.min(130, rows) + room;
     y = Math.min(120, columns) + room;
-    cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
+    cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, most));
   }
   state.left = clamp(state.left, 0, map.keys - map.keys / state.zoom);
   state.top = clamp(state.top, 0, map.queries - map.queries / state.zoom);
@@ -835,11 +835,11 @@ function choose(row, column) {
 
 const short = (weight, digits) => weight.toFixed(digits).replace(/^(-?)0\./, "$1.");
 
-/** Returns a weight as text, with as many digits as are known. */
+/** Returns a weight as text, with as many digits as are known: the stored ones are right to their square root / 255. */
 function number(panel, at) {
   const weight = panel.map.weights[at], known = !panel.map.coarse && !panel.map.shades?.[at];
   if (!known) return !panel.signed && weight < 0.02 ? "below .02" : `about ${short(weight, 2)}`;
-  const digits = panel.map.digits ?? 3, least = 10 ** -digits;
+  const digits = panel.map.digits ?? (Math.abs(weight) < 0.02 ? 3 : 2), least = 10 ** -digits;
   return Math.abs(weight) < least / 2 ? `below ${short(least, digits)}` : short(weight, digits);
 }
 
@@ -877,7 +877,8 @@ function drawRow() {
   const top = sorted.filter(([, weight]) => Math.abs(weight) >= 0.0005).slice(0, MOST_LISTED), rest = list.length - top.length;
   $("largest").caption.textContent = panel.map.blocks > 1 ? "Single weights of this head are not in this page"
     : !subject ? "Choose a column" : state.byColumn ? `What looks at ${subject}` : `${subject} looks at`;
-  const lines = top.map(([place, , at]) => make("tr", {}, td(place, NUMBER), td(others[place], { dir: "auto" }), td(number(panel, at), NUMBER)));
+  const lines = top.map(([place, , at]) => make("tr", {}, td(place, NUMBER), td(others[place], { dir: "auto" }), td(number(panel, at), NUMBER),
+    td(timesEven(panel, ...(state.byColumn ? [place, state.column] : [state.row, place])), NUMBER)));
   if (rest) {
     const most = number(panel, sorted[top.length][2]).replace("-", ""); // of differences, the largest size
     const less = /^[a-z]/.test(most) ? most : `at most ${panel.signed ? "±" : ""}${most}`;
@@ -899,6 +900,13 @@ function drawRow() {
   say(state.row, state.column);
 }
 
+/** Returns how many times even attention a weight is; nothing for differences. */
+function timesEven(panel, row, column) {
+  const times = panel.map.weights[row * panel.map.keys + column] / panel.even(row, column);
+  if (panel.signed || !Number.isFinite(times)) return "";
+  return `${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even`;
+}
+
 /** Returns a cell in words: the two tokens, and each panel's weight. */
 function cellInWords(row, column) {
   const whole = panels.filter((panel) => panel.map?.blocks === 1);
@@ -906,9 +914,8 @@ function cellInWords(row, column) {
   const { view, map } = whole[0], isLargest = column < 0;
   if (isLargest) [column] = largestFirst(map, row);
   const values = whole.map((panel) => {
-    const at = row * map.keys + column, times = panel.map.weights[at] / panel.even(row, column);
-    const even = panel.signed || !Number.isFinite(times) ? "" : ` (${times >= 10 ? Math.round(times) : times < 0.05 ? "below 0.1" : times.toFixed(1)} × even)`;
-    return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, at)}${even}`;
+    const even = timesEven(panel, row, column);
+    return `${panels.length > 1 ? `${panel.isDifference ? "difference" : panel.name}: ` : ""}${number(panel, row * map.keys + column)}${even && ` (${even})`}`;
   });
   return { words: `${quoted(view.rows[row])} (${row}) looks ${isLargest ? "most " : ""}at ${quoted(view.columns[column])} (${column})`, values };
 }
