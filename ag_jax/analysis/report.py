@@ -18,10 +18,10 @@ from ag_jax.evaluation.significance import PairedDifference, spread
 from ag_jax.settings import schema
 
 DASH = "–"  # in the place of a value that is not known
-DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
+DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Detectable")
 DIFFERENCE_EXPLAINED = (
-    "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
-    "for the test to give p < .05 in four of five repetitions, with as many seeds that differ as much."
+    "*p, Holm* is corrected for all tests over seeds of this table. *Detectable* is how large the true difference has "
+    "to be for the test to give p < .05 in four of five repetitions, with as many seeds that differ as much."
 )
 Differences = Mapping[str, Mapping[str, Mapping[str, Any] | None]]  # the result of `differences_json`
 

@@ -246,7 +246,7 @@ def _most_wrong_blocks(kind: str, mistakes: Sequence[Mapping[str, Any]]) -> list
         ]
         for mistake in mistakes
     ]
-    last = "Error" if kind == "regression" else "Probability"
+    last = "Error" if kind == "regression" else "Its probability"
     header = [*of_texts[: len(mistakes[0]["texts"])], "Label", "Prediction", last]
     what = "words, one of a sentence," if kind == "tagging" else "examples"
     return [f"The {what} that are most wrong, by {rule}:", Table(header, rows)]

@@ -28,13 +28,13 @@ class Difference(NamedTuple):
     value: the number of the arm, a mean over the seeds.
     base: the number of the baseline.
     evidence: number of seeds and, if it is known, an interval or a standard error, for people.
-    is_apart: whether this evidence tells the two arms apart.
+    is_apart: whether this evidence tells the two arms apart; None if there is none beside the difference itself.
     """
 
     value: float
     base: float
     evidence: str
-    is_apart: bool
+    is_apart: bool | None
 
     @property
     def change(self) -> float:
@@ -82,7 +82,8 @@ def difference(
         return Difference(value, start, f"{seeds}, 95 % interval{over} {ends[0]} to {ends[1]}{lost}", is_apart)
     if count == 1 and noise is not None and abs(change) < APART * noise:
         return Difference(value, start, f"one seed, standard error {noise:.3f} from the held-out text alone", False)
-    return Difference(value, start, seeds, change != 0)
+    is_unknown = count == 1 and noise is None and change != 0
+    return Difference(value, start, seeds, None if is_unknown else change != 0)
 
 
 def standard_error(
@@ -188,7 +189,7 @@ def _sentence(
             f"None of the {len(found)} other arms has a {more} {what} than **{baseline}**, {of.base:.3f} {unit}; the "
             f"next is **{best}** with {of.value:.3f} ({of.evidence})."
         )
-    chance = "" if of.is_apart else ", which cannot be told from chance"
+    chance = ", which cannot be told from chance" if of.is_apart is False else ""
     return (
         f"Of {len(found) + 1} arms, **{best}** has the {most} {what}, {of.value:.3f} {unit}: **{of.size} {unit}** "
         f"{beyond} that of **{baseline}** ({of.evidence}){chance}."
@@ -197,12 +198,12 @@ def _sentence(
 
 def _of_two(of: Difference, arm: str, what: str, unit: str, baseline: str, subject: str) -> str:
     the = "the " if what.islower() else ""  # but not of a name, such as BLEU
-    if not of.is_apart:
+    if of.is_apart is False:
         return (
             f"**{baseline}** and **{arm}** cannot be told apart by {the}{what}: the difference is "
             f"{_number(of.change, '+')} {unit} ({of.evidence}), from {of.base:.3f} to {of.value:.3f}."
         )
-    if subject:
+    if subject and of.is_apart:
         verb = "raises" if of.change > 0 else "lowers"
         return (
             f"{subject} {verb} {the}{what} by **{of.size} {unit}** ({of.evidence}), from {of.base:.3f} ({baseline}) to "
@@ -336,7 +337,7 @@ def facts(
         f"**Model**{f' of {arm}' if differ else ''}: {layers} with {model.heads} heads, width {model.width}, "
         f"{parameters:,} parameters.",
         f"**Training**: {steps:,} steps of {training.batch_size} sequences of {data.sequence_length} tokens, "
-        f"{tokens:,} tokens in all; it took {times}.",
+        f"{tokens:,} tokens in all; with compilation, one run took {times}.",
     ]
 
 

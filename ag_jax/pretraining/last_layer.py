@@ -75,10 +75,10 @@ def section(shares: Mapping[str, Any], has_mask_decoder: bool) -> Section:
         of_arms = "" if len(levels) == 1 else f" ({', '.join(arms)})"
         rows.append([f"uniform attention{of_arms}", *level, DASH])
     explained = (
-        "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
-        "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
-        f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
-        "without the diagonal."
+        "Shares of the last layer's attention, from 0 to 1, as means over all heads, also guided ones, over held-out "
+        "texts, without masked tokens, and over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: "
+        f"on a text's heaviest columns, one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First "
+        "token*: on the first column, without the diagonal; if it is among the heaviest, stripes contain it."
     )
     if has_mask_decoder:
         explained += " The layer is the last of the encoder; the passes of a mask decoder are not measured."

@@ -364,7 +364,10 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def _rounded(values: np.ndarray) -> Any:
-    """Return numbers rounded to four digits as nested lists, None for those that are not finite."""
+    """Return numbers rounded to six digits as nested lists, None for those that are not finite.
+
+    The page rounds them to two decimals: of four digits it would show 0.9950042 as 0.99, and figures show it as 1.00.
+    """
     if values.ndim:
         return [_rounded(value) for value in values]
-    return float(f"{values:.4g}") if np.isfinite(values) else None
+    return float(f"{values:.6g}") if np.isfinite(values) else None

@@ -185,12 +185,12 @@ const entriesOf = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[t
 // ---------------------------------------------------------------- colours
 
 const SCALES = {
-  weight: { name: "attention weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
-  ratio: { name: "multiple of even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
-  own: { name: "share of this map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+  weight: { name: "attention weight", spacing: "square-root", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+  ratio: { name: "multiple of even attention", spacing: "logarithmic", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
+  own: { name: "share of this map's largest weight", spacing: "square-root", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
 };
 
-const DIFFERENCE = { name: "difference of weights", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
+const DIFFERENCE = { name: "difference of weights", spacing: "square-root", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
 
 /** Returns 256 colours as numbers for an ImageData seen as Uint32Array. */
 function table(anchors) {
@@ -1011,17 +1011,17 @@ function bar(signed) {
   const canvas = painted(...BAR, scaleOf(), (context) => drawBar(context, 0, 0, signed, pageInk()));
   canvas.style.width = `${BAR[0]}px`;
   canvas.role = "img";
-  canvas.ariaLabel = `colours: ${scaleFor(signed).name}, on a scale that is not linear`;
+  canvas.ariaLabel = `colours: ${scaleFor(signed).name}, ${scaleFor(signed).spacing} scale`;
   return canvas;
 }
 
 function drawBar(context, x, y, signed, ink) {
-  const { name, ticks, place } = scaleFor(signed), left = x + 12, wide = BAR[0] - 24;
+  const { name, spacing, ticks, place } = scaleFor(signed), left = x + 12, wide = BAR[0] - 24;
   const image = pixels({ map: { keys: 256, queries: 1 }, shade: Uint8Array.from({ length: 256 }, (_, at) => at), signed });
   context.imageSmoothingEnabled = false;
   context.drawImage(image, left, y + 14, wide, 12);
   Object.assign(context, { fillStyle: ink, font: FONT, textBaseline: "alphabetic", textAlign: "left" });
-  context.fillText(`${name} (not linear)`, left, y + 10);
+  context.fillText(`${name} (${spacing} scale)`, left, y + 10);
   context.textAlign = "center";
   for (const tick of ticks) {
     context.fillRect(left + place(tick) * wide - 0.5, y + 26, 1, 3);

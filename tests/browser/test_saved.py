@@ -141,7 +141,7 @@ def test_a_comparison(browser, scheme, two, path):
     for text, times in (
         ("looks", 3),
         ("is looked at", 3),
-        ("attention weight (not linear)", 2),
+        ("attention weight (square-root scale)", 2),
         ("0.05", 2),
         ("-0.25", 1),
     ):

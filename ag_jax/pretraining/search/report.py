@@ -233,7 +233,11 @@ def sections(
     found = [Section("", ["\n".join(lines), _choice(study)])]
     for arm, of_arm in choose.by_arm(results).items():
         numbers_of_arm = content["arms"][arm]
-        blocks: list[Block] = [Figure(f"{metric} of {arm} by two settings", images[arm])] if arm in images else []
+        blocks: list[Block] = (
+            [Figure(f"{metric} of {arm} by two settings, the best over all others; dark is good", images[arm])]
+            if arm in images
+            else []
+        )
         blocks += [*_ranking(of_arm, numbers_of_arm, metric), *_settings_blocks(numbers_of_arm["settings"], metric)]
         found.append(Section(arm, blocks))
     return [*found, Section("Robustness", robustness(content))]
@@ -260,11 +264,13 @@ def _choice(study: Study) -> str:
     metric, seeds = study.search.metric, study.search.seeds
     is_lower_better = Criterion.of_objective(metric).is_lower_better
     texts = [f"The best point has the {'lowest' if is_lower_better else 'highest'} {_in_words(metric)}."]
-    if len(seeds) > 1:
-        texts.append(f"A point is judged by the mean over the seeds {', '.join(map(str, seeds))}.")
     if metric not in ("train_loss", "average_train_loss"):
         too = "low" if is_lower_better else "high"
-        texts.append(f"That of the best point is a little too {too}, because the point was chosen by it.")
+        texts.append(f"Its value at the best point is a little too {too}, because the point was chosen by it.")
+    if len(seeds) > 1:
+        texts.append(f"A point is judged by the mean over the seeds {', '.join(map(str, seeds))}.")
+    else:
+        texts.append(f"Each point has one seed ({seeds[0]}), so small differences between points may be chance.")
     return " ".join(texts)
 
 
@@ -274,7 +280,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     header = ["", *(f"`{setting}`" for setting in settings), *measures, "Plateau"]
     # The guidance loss of an arm without guidance never settles, so its column would be empty.
     guided = any(_settled(of_point) for of_point in numbers_of_arm["points"].values())
-    header += ["Guidance settled at step"] if guided else []
+    header += ["Guidance loss fallen at step"] if guided else []
     rows = []
     words = {True: "left", False: "not left", None: DASH}
     for place, result in enumerate(choose.ranked(of_arm, metric), 1):
@@ -304,7 +310,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     ]
     return [
         Table(header, rows),
-        "Guidance has settled once 95 % of the fall of its loss is done." if guided else "",
+        "The guidance loss has fallen once 95 % of its fall is done." if guided else "",
         "\n".join(failures),
     ]
 
