@@ -290,7 +290,7 @@ def _settled(step: int, last: int) -> str:
 def _translations(name: str, test: Mapping[str, Any], content: Mapping[str, Any]) -> Section:
     """Return the section about the translations of a test set, whose numbers are `test`."""
     seeds, baseline = content["seeds"], content["baseline"]
-    p = f"; p: paired t-test over seeds against {baseline}" if len(seeds) > 1 else ""
+    p = f"; p: paired t-test over seeds against {baseline}, not corrected" if len(seeds) > 1 else ""
     rows = rows_of_metrics(translation.LABELS, test["values"], test["differences_over_seeds"])
     blocks: list[Block] = [
         f"{test['sentences']:,} sentences. {_mean_over(seeds)}{p}.",

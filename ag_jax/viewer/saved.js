@@ -142,7 +142,8 @@ function gridSheet() {
   const view = views[state.view], list = ordered(view), columns = across(view), count = paired(0).length, left = 70;
   const side = clamp(1000 / columns / count, 36, 100), tall = (side * view.rows.length) / view.columns.length;
   const wide = Math.ceil(Math.max(BAR[0], columns * (count * side + 6))), [rows, keys] = savedAxes(view);
-  const names = [count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
+  const texts = view.texts.map((name, at) => `${name}: ${[view.columns, view.rows][at].join(" ").replace(/ ·/g, "·")}`);
+  const names = [...texts, count > 1 ? `Left: ${view.name}. Right: ${views[state.other].name}.` : view.name, `In each map: row ${rows}; column ${keys}.`];
   for (const item of $("legend").children) if (item.id !== "pair") names.push(item.textContent);
   const top = LINE + writeLines(null, names, 0, 0, wide) + 30, bottom = top + (list.length / columns) * (tall + 6) + LINE;
   return [left + wide + GAP, Math.ceil(bottom) + BAR[1] + LINE, (context) => {

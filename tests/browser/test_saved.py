@@ -139,8 +139,8 @@ def test_a_comparison(browser, scheme, two, path):
     assert drawing.texts.count("outlined: [Next]") == 2 and drawing.outlines == 2 * 4
     assert [text for text in drawing.texts if text in ROWS + COLUMNS] == 3 * (ROWS + COLUMNS)
     for text, times in (
-        ("looks", 3),
-        ("is looked at", 3),
+        ("attending token", 3),
+        ("attended token", 3),
         ("attention weight (square-root scale)", 2),
         ("0.05", 2),
         ("-0.25", 1),

@@ -131,7 +131,7 @@ def test_without_special_tokens_rows_are_scaled(browser, plain, path):
     row[[0, 8]] = 0
     row /= row.sum()
     (said,) = re.findall(r"“column4” \(4\): ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
-    assert [float(one) for one in said] == [pytest.approx(row[4], abs=0.004), pytest.approx(7 * row[4], abs=0.08)]
+    assert [float(one) for one in said] == [pytest.approx(row[4], abs=0.008), pytest.approx(7 * row[4], abs=0.08)]
     assert "without special tokens" in browser.text("maps")
     drawn = np.array(browser.colours([(3, k) for k in range(COLUMNS)]))
     assert np.abs(drawn - weight_colours(np.sqrt(row))).max() <= 8
@@ -146,7 +146,7 @@ def test_even_attention_is_that_within_the_window_of_a_layer(browser, tmp_path):
     for layer, said, bits in ((0, 1 / 9, np.log2(9)), (1, 1 / 4, np.log2([3, 4, 5, 5, 5, 5, 5, 4, 3]).mean())):
         browser.open(file, f"l={layer}&h=0&r=1&c=2")
         (weight,) = re.findall(r"“t2” \(2\): ([.0-9]+) \(1.0 × even\)", browser.text("line"))
-        assert float(weight) == pytest.approx(said, abs=0.004)
+        assert float(weight) == pytest.approx(said, abs=0.008)
         count = f"{2**bits:.0f}" if bits >= 3 else f"{2**bits:.1f}"
         assert f"about {count} of {count} tokens (entropy {bits:.2f} bits)" in browser.text("facts")
 
@@ -179,7 +179,7 @@ def test_the_rest_of_a_row_of_differences_is_named_by_its_size(browser, tmp_path
     weights = np.eye(20, dtype=np.float32)[None, None]
     view = views.view(length=20, weights_NHQK=weights, targets={"even": even}, guided=(), special=())
     browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=3&d=1")
-    assert "t3.950" in browser.text("largest") and "10 othersat most ±.050" in browser.text("largest")
+    assert "t3.95" in browser.text("largest") and "10 othersat most ±.05" in browser.text("largest")
 
 
 def test_the_outline_of_the_target(browser, plain, path):
@@ -221,7 +221,7 @@ def test_two_views_side_by_side(browser, plain, other, cells, path):
     said = re.findall(r"(\w+): ([.0-9]+) \(", browser.text("line").removeprefix("“row2” (2) looks at “column5” (5): "))
     assert dict(said).keys() == {"plain", "other"}
     for view in (plain, other):
-        assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.004)
+        assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.008)
 
 
 def test_the_keys(browser, path):
@@ -274,15 +274,15 @@ def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
     to(2, 7).perform()
     assert (browser.state()["r"], browser.state()["c"]) == ("2", "7")
     rows = "[...document.querySelectorAll('#largest tr')].map((row) => [...row.cells].map((one) => one.textContent))"
-    *top, (rest, less) = [row[1:] for row in browser.run(f"return {rows}")]
+    *top, (rest, less) = [row[1:3] for row in browser.run(f"return {rows}")]
     listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token, _ in top]
-    np.testing.assert_allclose([float(number) for _, number in top], listed, atol=0.004)
+    np.testing.assert_allclose([float(number) for _, number in top], listed, atol=0.008)
     assert np.diff(listed).max() < 0.004 and min(float(number) for _, number in top) > 0
     assert (rest, less) == ("1 other", "below .001") and len(top) == COLUMNS - 1
     tip = browser.run("const box = document.getElementById('tip'); return [box.innerText, box.getBoundingClientRect()]")
     words, number = re.fullmatch(r"(“row2” .* “column7” .*)\n([.0-9]+) \(.* × even\)", tip[0]).groups()
     assert browser.text("line").startswith(f"{words}: {number} (")
-    assert float(number) == pytest.approx(plain.weights_NHQK[1, 1, 2, 7], abs=0.004)
+    assert float(number) == pytest.approx(plain.weights_NHQK[1, 1, 2, 7], abs=0.008)
     x, y = (canvas.rect[side] + at[side] + (place + 0.5) * at["cell"] for side, place in (("x", 7), ("y", 2)))
     scrolled = browser.run("return scrollY")
     assert 0 < tip[1]["left"] - x < 30 and 0 < tip[1]["top"] + scrolled - y < 30
@@ -320,8 +320,8 @@ def between_words(weights_QK):
     )
 
 
-@pytest.mark.parametrize(("is_stored", "digits", "error"), [(True, 3, 0.004), (False, 2, 0.02)])
-def test_words_in_place_of_pieces(browser, tmp_path, is_stored, digits, error):
+@pytest.mark.parametrize(("is_stored", "error"), [(True, 0.008), (False, 0.02)])
+def test_words_in_place_of_pieces(browser, tmp_path, is_stored, error):
     """Exact sums and means where these maps are stored, else those of rounded weights, with two digits."""
     view = views.view(tokens=list(PIECES), words=WORDS, special=(0, 8), windows=(None, 4))
     page = save(tmp_path / "m.html", [view], **({} if is_stored else {"most_bytes": 0}))
@@ -339,7 +339,7 @@ def test_words_in_place_of_pieces(browser, tmp_path, is_stored, digits, error):
     found = re.fullmatch(
         r"“rebuilding” \(1\) looks at “roads” \(3\): ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line")
     )
-    assert len(found[1]) == digits + 1 and float(found[1]) == pytest.approx(expected[1, 3], abs=error)
+    assert float(found[1]) == pytest.approx(expected[1, 3], abs=error)
     assert float(found[2]) == pytest.approx(expected[1, 3] / even, rel=0.1)
     browser.act(lambda: browser.press("w"))
     assert (browser.state()["r"], browser.state()["c"]) == ("1", "5") and "w" not in browser.state()

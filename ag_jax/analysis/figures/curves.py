@@ -236,7 +236,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
             panel.set_xlabel("step (logarithmic)" if row == len(arms) - 1 else "", fontsize=MEDIUM)
     # All panels share the colour scale from 0 to 1, so the last image is enough for the bar.
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
-    bar.set_label("share of attention on the target,\ncolours in proportion", fontsize=SMALL)
+    bar.set_label("share of attention on the target,\nlinear scale", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
     of_arm = f" of {arms[0]}" if len(arms) == 1 else ""
     about = f"Attention of the guided heads{of_arm} on the targets of their patterns"

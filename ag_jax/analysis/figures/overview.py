@@ -123,7 +123,7 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
         panel.set_ylabel("layer" if number % columns == 0 else "", fontsize=MEDIUM)
         panel.set_xlabel("head" if number + columns >= cells - 1 else "", fontsize=MEDIUM)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, format=PercentFormatter(1.0, decimals=0))
-    bar.set_label("share of attention on the pattern's target, colours in proportion", fontsize=MEDIUM)
+    bar.set_label("share of attention on the pattern's target, linear scale", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
     canvas.caption(figure, *maps.caption)
     return figure
