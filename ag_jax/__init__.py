@@ -2,9 +2,9 @@
 
     import ag_jax
 
-    model = ag_jax.load("runs/bert")                                    # also a suite, or a Hugging Face model
+    model = ag_jax.load("runs/bert")  # also a suite, or a Hugging Face model
     model.attention("The lawyers praised themselves.").save("bert.html")
-    run = ag_jax.pretrain("quickstart:arm=ag", workdir="runs/mine", texts=["One text.", "Another."])
+    run = ag_jax.pretrain("quickstart:arm=ag", workdir="runs/mine", texts=my_list_of_texts)
 
 Names are imported when they are first used, because JAX takes seconds.
 """

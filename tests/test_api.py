@@ -401,6 +401,7 @@ def reader(run, tmp_path_factory):
     """A function that executes scripts of docs/python.md and README.md in one folder, with small models."""
     place = tmp_path_factory.mktemp("reader")
     exporting.convert(run.workdir, None, str(place / "runs" / "bert"))
+    (place / "examples").symlink_to(README.parent / "examples")
     (place / "my_texts").mkdir()
     (place / "my_texts" / "one.txt").write_text("\n\n".join(TEXTS))
 
@@ -438,7 +439,7 @@ def test_the_scripts_of_the_page_run_one_after_another(reader):
 def test_the_example_of_the_readme(reader):
     frame = pandas.DataFrame({"review": TEXTS[:40], "stars": [1, 5] * 20})
     (names,) = [reader([code], my_list_of_texts=TEXTS, my_data_frame=frame) for code in IN_README]
-    assert names["weights"].shape[:2] == (2, 4) and names["outputs"].hidden.shape[0] == 1
+    assert names["weights"].shape[:2] == (8, 6) and names["outputs"].hidden.shape[0] == 1
 
 
 @pytest.mark.exhaustive  # tests/pretraining/test_comparison.py tests comparisons

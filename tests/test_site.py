@@ -139,6 +139,8 @@ def test_links_of_pages_and_notebooks():
 
 def test_docstrings_as_restructured_text_and_as_markdown():
     text = "Sum of *a* * b.\n\nrate, x: one `b`\n    more.\nother: no entry\n\n    code(1)\n\nend_"
+    entry_after_code = "    f(1)\n\nx: one\n    more."
+    assert "\n".join(docstrings.to_rest(entry_after_code.split("\n"), {"x"})).endswith("``x``\n    one\n    more.")
     assert "\n".join(docstrings.to_rest(text.split("\n"), {"rate", "x"})) == (
         "Sum of *a* \\* b.\n\n\n``rate``, ``x``\n    one ``b``\n    more.\n\nother: no entry\n\n\n"
         ".. code-block:: python\n\n    code(1)\n\n\nend\\_"

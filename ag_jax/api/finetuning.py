@@ -107,7 +107,7 @@ def finetune(
 ) -> Suite:
     """Fine-tune a model on labelled data, once for each seed; the same call resumes an interrupted one.
 
-        suite = ag_jax.finetune("runs/bert", train=frame, workdir="runs/reviews", text="review", label="stars")
+        suite = ag_jax.finetune("runs/bert", train=frame, workdir="runs/reviews", label="stars")
         suite.best.predict(["A warm and funny film."])
 
     model: a model, or its directory.

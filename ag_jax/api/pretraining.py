@@ -82,7 +82,7 @@ def pretrain(
 ) -> Run:
     """Pre-train an encoder, or train a model to translate; the same call resumes an interrupted run.
 
-        run = ag_jax.pretrain("quickstart:arm=ag", workdir="runs/mine", texts=["One text.", "Another one."])
+        run = ag_jax.pretrain("quickstart:arm=ag", workdir="runs/mine", texts=my_list_of_texts)
         run.model.fill_mask("The <mask> is strong.")
 
     config: a packaged config with its arguments, such as "quickstart:arm=ag", a config file, or a `ConfigDict`.

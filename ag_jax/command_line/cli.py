@@ -34,6 +34,7 @@ from ag_jax.command_line.verbs import (
     Verb,
 )
 from ag_jax.data import pipeline
+from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts, interruption, storage
 from ag_jax.finetuning import contents
 from ag_jax.finetuning.config import FinetuningConfig
@@ -223,6 +224,8 @@ def _finetune(verb: Finetune) -> str | None:
     report = _comparison(config).finetune(verb.config, workdir, verb.retry)
     if report is None:
         return None
+    for sentence in read_json(report.parent / "report.json")["summary"]:
+        _tell(sentence)
     _tell(f"the report is {storage.link(report)}")
     if config.keep != "best" or not hosts.is_first():
         return None

@@ -32,7 +32,8 @@ def sentences(numbers: Mapping[str, Any], name: str) -> str:
     compared = {split: of["metrics"][metric] for split, of in scores.items() if metric in of["metrics"]}
     if compared:
         best = max(headline(task["arms"][arm], metric)["mean"] for arm in arms)
-        poor = ", which is no worse" if next(iter(compared.values())) >= best else ""
+        gap = next(iter(compared.values())) - best
+        poor = "" if gap < 0 else ", which is better" if gap else ", which is as good"
         what = trivial.named(task["kind"], {scores[split]["prediction"] for split in compared})
         found.append(f"{what[0].upper()}{what[1:]} gives {' and '.join(map(percent, compared.values()))}{poor}.")
     return " ".join(found)

@@ -43,12 +43,14 @@ def baseline(task: Task, examples: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def named(kind: str, predictions: Collection[Any] = ()) -> str:
-    """Return in words what trivial predictions are, such as "always answering the most frequent label (good)".
+    """Return in words what trivial predictions are: "always answering the most frequent label of the set (good)".
+
+    The set is the one that is scored: training examples may have another most frequent label.
 
     predictions: those of several data sets, which are named if all are the same.
     """
     if kind in ("choice", "ranking"):
         return "choosing at random"
-    what = "mean" if kind == "regression" else f"most frequent {'tag' if kind == 'tagging' else 'label'}"
+    what = "mean" if kind == "regression" else f"most frequent {'tag' if kind == 'tagging' else 'label'} of the set"
     same = [f"{one:.3g}" if kind == "regression" else one for one in predictions if len(predictions) == 1]
     return f"always answering the {what}" + "".join(f" ({one})" for one in same)

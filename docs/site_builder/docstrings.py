@@ -36,7 +36,7 @@ def to_rest(lines: list[str], names: set[str]) -> Iterator[str]:
         entry = _ENTRY.fullmatch(line)
         if entry and names.issuperset(entry[1].split(", ")):
             yield from ("", ", ".join(f"``{name}``" for name in entry[1].split(", ")), f"    {_rest(entry[2])}")
-            in_entry = True
+            in_entry, in_block = True, False
         elif line.startswith("    ") and not in_entry:
             if not in_block:
                 yield from ("", ".. code-block:: python", "")
