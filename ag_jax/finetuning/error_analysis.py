@@ -239,6 +239,7 @@ def _most_wrong_blocks(kind: str, mistakes: Sequence[Mapping[str, Any]]) -> list
         rule = "the lowest F1, and of these the highest probability"
     rows = [
         [
+            verbatim(mistake["id"]),
             *(verbatim(text) for text in mistake["texts"]),
             *(_value(mistake[key]) for key in ("label", "prediction")),
             *([f"{mistake['prediction'] - mistake['label']:+.3g}"] if kind == "regression" else []),
@@ -247,7 +248,7 @@ def _most_wrong_blocks(kind: str, mistakes: Sequence[Mapping[str, Any]]) -> list
         for mistake in mistakes
     ]
     last = "Error" if kind == "regression" else "Its probability"
-    header = [*of_texts[: len(mistakes[0]["texts"])], "Label", "Prediction", last]
+    header = ["Example", *of_texts[: len(mistakes[0]["texts"])], "Label", "Prediction", last]
     what = "words, one of a sentence," if kind == "tagging" else "examples"
     return [f"The {what} that are most wrong, by {rule}:", Table(header, rows)]
 

@@ -128,6 +128,7 @@ def sections(
     several = len(numbers["arms"]) > 1
     return [
         Section("", [*map(verbatim, numbers["summary"]), _settings_of_arms(settings)]),
+        _notes(tasks),
         use,
         score_tables.scores(numbers, settings),
         *([score_tables.differences(numbers)] if several else []),
@@ -140,7 +141,6 @@ def sections(
         *of_attacks,
         _sweeps(numbers),
         _counts(numbers),
-        _notes(tasks),
         *([settings_section(settings)] if several else []),
     ]
 

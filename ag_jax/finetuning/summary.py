@@ -1,5 +1,6 @@
 """The result of fine-tuning in sentences: scores, differences of arms, and the scores that need no model."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,10 @@ def sentences(numbers: Mapping[str, Any], name: str) -> str:
             parts.append(f"{values} on {task['examples'][split]:,} {what} examples")
     of_seeds = f" (mean ± standard deviation of {seeds} seeds)" if seeds > 1 else ""
     found = [f"{name}: {metric} {'; '.join(parts)}{of_seeds}."]
+    if metric == "accuracy" and seeds == 1:
+        split, rate = task["arms"][base]["headline"], headline(task["arms"][base], metric)["mean"]
+        error = math.sqrt(rate * (1 - rate) / task["examples"][split])
+        found.append(f"Other examples would change it by {percent(error)} (one standard error).")
     found += _differences(numbers, name) if several else []
     scores = task["trivial"]
     compared = {split: of["metrics"][metric] for split, of in scores.items() if metric in of["metrics"]}

@@ -1,4 +1,4 @@
-"""Scores of predictions that need no model: always the most frequent label, the mean, or a random candidate."""
+"""Scores of predictions that need no model: always the best single label, the mean, or a random candidate."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -13,7 +13,8 @@ from ag_jax.finetuning import kinds
 def baseline(task: Task, examples: Sequence[Any]) -> dict[str, Any] | None:
     """Return the `metrics` that the trivial prediction has on labelled examples, and the `prediction` itself.
 
-    It is the most frequent label of these examples, of tagged words their most frequent tag, and of numbers the mean.
+    It is the same label for all examples: the one with the best primary metric, of equal ones the most frequent. Of
+    tagged words it is their most frequent tag, and of numbers the mean.
     Of choices, the primary metric is the mean over the candidates, and there is no prediction. None for questions, and
     where a custom metric cannot score such predictions.
     """
@@ -30,27 +31,34 @@ def baseline(task: Task, examples: Sequence[Any]) -> dict[str, Any] | None:
         return {"prediction": None, "metrics": {task.metric: float(np.mean(rates))}}
     if not labels:
         return None
-    one: Any = float(np.mean(labels)) if task.kind == "regression" else None
-    if one is None:
-        counts = Counter(labels)  # of equally frequent labels the first one is taken
-        one = max(task.labels if task.kind == "tagging" else range(len(task.labels)), key=lambda label: counts[label])
-    shown = task.labels[one] if isinstance(one, int) else one
-    predicted = [(one,) * len(example.tags) if task.kind == "tagging" else one for example in examples]
-    try:
-        return {"prediction": shown, "metrics": kinds.evaluate(task, examples, predicted)}
-    except ValueError:  # a custom metric, such as a correlation that is not defined for equal predictions
-        return None
+    options: Sequence[Any]
+    counts = Counter(labels)
+    if task.kind == "regression":
+        options = [float(np.mean(labels))]
+    elif task.kind == "tagging":
+        options = [max(task.labels, key=lambda tag: counts[tag])]
+    else:
+        options = sorted(range(len(task.labels)), key=lambda label: -counts[label])
+    scored = []
+    for one in options:
+        predicted = [(one,) * len(example.tags) if task.kind == "tagging" else one for example in examples]
+        try:
+            scored.append((one, kinds.evaluate(task, examples, predicted)))
+        except ValueError:  # a custom metric, such as a correlation that is not defined for equal predictions
+            return None
+    one, metrics = max(scored, key=lambda pair: pair[1][task.metric])
+    return {"prediction": task.labels[one] if isinstance(one, int) else one, "metrics": metrics}
 
 
 def named(kind: str, predictions: Collection[Any] = ()) -> str:
-    """Return in words what trivial predictions are: "always answering the most frequent label of the set (good)".
+    """Return in words what trivial predictions are: "always answering the best single label of the set (good)".
 
-    The set is the one that is scored: training examples may have another most frequent label.
+    The set is the one that is scored: on training examples, another label may be the best.
 
     predictions: those of several data sets, which are named if all are the same.
     """
     if kind in ("choice", "ranking"):
         return "choosing at random"
-    what = "mean" if kind == "regression" else f"most frequent {'tag' if kind == 'tagging' else 'label'} of the set"
+    what = {"regression": "mean", "tagging": "most frequent tag of the set"}.get(kind, "best single label of the set")
     same = [f"{one:.3g}" if kind == "regression" else one for one in predictions if len(predictions) == 1]
     return f"always answering the {what}" + "".join(f" ({one})" for one in same)

@@ -12,7 +12,7 @@ from ag_jax.viewer import picture
 from ag_jax.viewer.page import View
 
 MOST_BYTES = 2_000_000  # of maps in the output of a cell
-HEIGHT = 860  # pixels
+HEIGHT = 1120  # pixels: the eight layers of the quickstart fit
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)

@@ -421,7 +421,7 @@ function drawGrid() {
   const hadFocus = grid.contains(document.activeElement);
   cursor = Math.min(cursor, list.length - 1);
   // As large as lets a window show all layers at once, unless they become too small to read.
-  const tile = `clamp(6rem, ${(90 * view.columns.length) / view.rows.length / view.layers}vh, 11rem)`;
+  const tile = `clamp(6rem, (100vh - 21rem) * ${view.columns.length / view.rows.length / view.layers}, 11rem)`;
   grid.style.gridTemplateColumns = `max-content repeat(${across(view)}, minmax(1.3rem, calc(${compared().length} * ${tile})))`;
   grid.style.columnGap = state.other < 0 ? "" : "clamp(2px, 0.6%, 8px)"; // a pair is closer than its neighbours
   const cells = list.map(([layer, head], at) => {

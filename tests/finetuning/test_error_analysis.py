@@ -1,5 +1,6 @@
 """Error analyses and trivial scores against loops over the examples, and what reports of every kind of task show."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -125,6 +126,12 @@ def test_trivial_scores():
     examples = Examples(tuple(Texts(str(number), "a", None, label) for number, label in enumerate(labels)), "here")
     found = trivial.baseline(tasks.task("classification"), examples)
     assert found == {"prediction": "good", "metrics": {"accuracy": 0.6, "f1": pytest.approx(0.75)}}
+    rare = Examples(tuple(Texts(str(number), "a", None, number == 0) for number in range(5)), "here")
+    by_f1 = dataclasses.replace(tasks.task("classification"), metric="f1", metrics=("f1", "accuracy"))
+    assert trivial.baseline(by_f1, rare) == {
+        "prediction": "good",
+        "metrics": {"f1": pytest.approx(1 / 3), "accuracy": 0.2},
+    }
     choices = tasks.examples("choice", 30, 0)
     expected = np.mean([1 / len(example.pairs) for example in choices])
     assert trivial.baseline(tasks.task("choice"), choices)["metrics"]["accuracy"] == pytest.approx(expected)
