@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ag_jax.analysis.maps import title
 from ag_jax.analysis.report import (
     DASH,
     DIFFERENCE_EXPLAINED,
@@ -32,6 +33,7 @@ MODES = {
 MOST_KINDS = 12  # of a table; rarer kinds are in report.json and scores.csv
 MOST_COLUMNS = 5  # kinds that are columns; with more, a second table has a row for each kind
 OF_CANDIDATES = ("nearest", "same head", "sieves")  # baselines that choose among candidates in every mode
+SIMPLE = ("chance", "best fixed offset", "nearest noun")  # rules that need no candidates
 ROWS = {
     "test": "head chosen on development",
     "best": "best head on test",
@@ -76,9 +78,10 @@ def sections(
 
 
 def _result(probe: str, mode: str, numbers: Mapping[str, Any]) -> str:
-    """Return an item of a list: the score of each arm's chosen head on all test queries, and that of a simple rule."""
+    """Return an item of a list: each arm's score on all test queries, of the chosen head, and that of a simple rule."""
     scores = [
         f"**{arm}** {_cell('test', numbers['arms'][arm]['all'], means['all']['test'])}"
+        f"{_guided(numbers['arms'][arm]['all'], means['all']['free'])}"
         for arm, means in numbers["means"].items()
     ]
     rule = _rule(numbers, mode)
@@ -86,6 +89,21 @@ def _result(probe: str, mode: str, numbers: Mapping[str, Any]) -> str:
     return (
         f"* {probe}, mode {mode}, share of queries that the chosen head answers: {'; '.join(scores)}; {rule} {level}."
     )
+
+
+def _guided(seeds: Sequence[Mapping[str, Any] | None], free: Mapping[str, float] | None) -> str:
+    """Return which patterns guide the chosen heads of an arm, with the score of its best free head, in brackets.
+
+    The result is empty if no chosen head is guided.
+
+    free: mean and deviation of the score of the best free head; None without free heads.
+    """
+    patterns = [title(one["pattern"]) for one in seeds if one is not None and one["pattern"]]
+    if not patterns:
+        return ""
+    of_seeds = f" with {len(patterns)} of {len(seeds)} seeds" if len(seeds) > 1 else ""
+    best = f", {ROWS['free']} {decimals(free['mean'])}" if free else ""
+    return f" (guided towards {' or '.join(dict.fromkeys(patterns))}{of_seeds}{best})"
 
 
 def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
@@ -243,7 +261,7 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return a warning if no trained model's chosen head beats a simple rule with the same choices; otherwise []."""
+    """Return a warning if no trained model's chosen head beats the best simple rule; otherwise []."""
     name = _rule(numbers, mode)
     level = numbers["baselines"][name].get("all")
     tests = [numbers["means"][arm]["all"]["test"] for arm in numbers["compared"]]
@@ -251,15 +269,16 @@ def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
     if level is None or not scores or max(scores) > level:
         return []
     return [
-        f"**No chosen head beats the baseline *{name}* ({level:.3f}), so differences between these models say nothing "
-        "about what their heads know.**"
+        f"**No chosen head beats the simple rule *{name}* ({level:.3f}), so these scores and their differences do not "
+        "by themselves show what the heads know.**"
     ]
 
 
 def _rule(numbers: Mapping[str, Any], mode: str) -> str:
-    """Return the name of the simple rule with the same choices as a head, or `chance`."""
-    rule = "nearest" if mode == "mentions" else "best fixed offset"
-    return rule if rule in numbers["baselines"] else "chance"
+    """Return the name of the best simple rule on all test queries, among those that a mode allows, or `chance`."""
+    names = [*SIMPLE, *(["nearest"] if mode == "mentions" else [])]
+    levels = {name: numbers["baselines"].get(name, {}).get("all") for name in names}
+    return max(names, key=lambda name: -1.0 if (level := levels[name]) is None else level)
 
 
 def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:

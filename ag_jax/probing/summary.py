@@ -88,7 +88,10 @@ def numbers(
         "queries": {kind: seeds[0].queries if seeds[0] else 0 for kind, seeds in chosen[first].items()},
         "baselines": _baselines(probe, measured[first][0], tables[first][0]),
         "arms": {
-            arm: {kind: [_chosen_json(one) for one in seeds] for kind, seeds in of_arm.items()}
+            arm: {
+                kind: [_chosen_json(one, result) for one, result in zip(seeds, arms[arm], strict=True)]
+                for kind, seeds in of_arm.items()
+            }
             for arm, of_arm in chosen.items()
         },
         "means": {arm: {kind: _mean(seeds) for kind, seeds in of_arm.items()} for arm, of_arm in chosen.items()},
@@ -113,11 +116,13 @@ def numbers(
     }
 
 
-def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
-    """Convert a model's best heads to a dict for JSON."""
+def _chosen_json(chosen: Chosen | None, result: ProbeResult) -> dict[str, Any] | None:
+    """Convert a model's best heads to a dict for JSON, with the pattern towards which `head` is guided, or None."""
     if chosen is None:
         return None
-    content = dataclasses.asdict(chosen)
+    config = result.probed.model.config
+    patterns_NH = result.probed.assignment.patterns(config.layers, config.heads)
+    content = dataclasses.asdict(chosen) | {"pattern": patterns_NH[chosen.head] if chosen.head else None}
     if chosen.test is not None:
         content["test"] = {name: getattr(chosen.test, name) for name in ("mean", "low", "high")}
     return content

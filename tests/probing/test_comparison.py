@@ -178,11 +178,20 @@ def test_a_custom_probe_with_many_kinds(place, module):
 
 
 def test_a_warning_where_no_head_beats_a_rule_with_the_same_choices():
-    rules = {"chance": {"all": 0.5}, "nearest": {"all": 0.75}}
-    for mode, level in (("mentions", 0.75), ("words", 0.5)):
+    rules = {"chance": 0.5, "nearest": 0.75}
+    of_words = {"chance": 0.2, "best fixed offset": 0.6, "nearest noun": 0.9}
+    cases = (
+        ("mentions", rules, 0.75),
+        ("words", rules, 0.5),
+        ("words", of_words, 0.9),
+        ("words", of_words | {"nearest noun": 0.1}, 0.6),
+        ("words", of_words | {"nearest noun": None}, 0.6),
+    )
+    for mode, of, level in cases:
         for mean, warned in ((level, True), (level + 0.01, False)):
             means = {"a": {"all": {"test": {"mean": mean}}}, "b": {"all": {"test": None}}}
-            numbers = {"baselines": rules, "compared": ["a", "b"], "means": means}
+            baselines = {name: {"all": score} for name, score in of.items()}
+            numbers = {"baselines": baselines, "compared": ["a", "b"], "means": means}
             assert bool(report_text.no_signal(numbers, mode)) == warned
 
 

@@ -10,7 +10,7 @@ from etils import epath
 from ag_jax.data.probes.queries import Query
 from ag_jax.grid import run as grid
 from ag_jax.grid.cells import Stage
-from ag_jax.probing import measuring, results, scores, summary
+from ag_jax.probing import measuring, report, results, scores, summary
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import encode
 from ag_jax.probing.measuring import Measured, measure
@@ -139,6 +139,7 @@ def test_what_was_measured_is_measured_again_only_if_it_would_differ(measured, t
 def test_models_are_compared_on_the_queries_that_all_can_be_asked():
     probe, asked = examples.probe(QUERIES * 4), (np.arange(22), np.arange(3, 24))
     scores_QNH = (np.random.default_rng(0).random((2, 24, *SHAPE)) < 0.5).astype(np.float32)
+    scores_QNH[0, :, 1, 0] = scores_QNH[1, :, 0, 2] = 0.9  # a guided head of a, a free head of b
     arms = {}
     for arm, of, of_arm in zip("ab", asked, scores_QNH, strict=True):
         chosen = np.zeros((len(of), *SHAPE), np.int16)
@@ -152,3 +153,7 @@ def test_models_are_compared_on_the_queries_that_all_can_be_asked():
         assert (found["mean"], found["best"]) == (pytest.approx(rates_NH.mean()), pytest.approx(rates_NH.max()))
         assert found["guided"] == pytest.approx(rates_NH[:, 0].max())
         assert found["free"] == pytest.approx(rates_NH[:, 1:].max())
+        assert (found["head"], found["pattern"]) == {"a": ((1, 0), "next"), "b": ((0, 2), None)}[arm]
+    free = numbers["means"]["a"]["all"]["free"]["mean"]
+    first, second, _ = report._result("made up", "words", numbers).split(";")
+    assert "head 1.0 (guided towards [Next]" in first and f" {free:.3f})" in first and "guided" not in second

@@ -5,7 +5,7 @@ correctly if that word is one of the query's answers (Clark et al. 2019, section
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -47,6 +47,16 @@ class Query:
     right: tuple[int, ...]
     answers: tuple[int, ...]
     kind: str
+
+
+def fixed_offsets(queries: Sequence[Query], offsets: Iterable[int] | None = None) -> dict[str, np.ndarray]:
+    """Return the baselines of fixed distance, {`offset -1`: scores `(queries,)`}: 1 where that word is an answer.
+
+    offsets: distances from the word of a query; None for all distances at which a query has an answer.
+    """
+    distances = [{answer - query.at for answer in query.answers} for query in queries]
+    offsets = sorted(set().union(*distances)) if offsets is None else offsets
+    return {f"offset {offset:+}": np.asarray([float(offset in each) for each in distances]) for offset in offsets}
 
 
 @dataclasses.dataclass(frozen=True)

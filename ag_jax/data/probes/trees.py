@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ag_jax.data.probes import files, splits, windows
-from ag_jax.data.probes.queries import Probe, Query, Window
+from ag_jax.data.probes.queries import Probe, Query, Window, fixed_offsets
 from ag_jax.data.probes.windows import Lengths
 
 ENDINGS = (".conllu",)
@@ -80,8 +80,7 @@ def dependencies(
             queries.append(Query(len(texts), at, at, (), (), (head,) if head >= 0 else (), kind))
             development.append(part == "development")
         texts.append(Window(sentence.document, sentence.words))
-    offsets = np.asarray([query.answers[0] - query.at if query.answers else 0 for query in queries])
-    baselines = {f"offset {offset:+}": (offsets == offset).astype(np.float64) for offset in OFFSETS}
+    baselines = fixed_offsets(queries, OFFSETS)
     return Probe("dependencies", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
 
 

@@ -35,16 +35,30 @@ def test_places_with_all_distractors(write, distractor):
         assert words[query.at] == sentence[-1] and query.kind == ("masculine", "feminine")[number % 2]
         assert [words[place] for place in query.answers] == sentence[:2]
         assert query.candidates == query.right == ()
-    assert list(probe.baselines) == ["previous word"] and not probe.baselines["previous word"].any()
+    # The last noun of NOUNS before the reflexive, and the word at each distance.
+    everyone = frozenset(itertools.chain(*reflexive.NOUNS.values()))
+    asked = [(query, probe.windows[query.window].words) for query in probe.queries]
+    nouns = [max(place for place in range(query.at) if words[place] in everyone) for query, words in asked]
+    expected = {"nearest noun": [place in query.answers for place, (query, _) in zip(nouns, asked, strict=True)]}
+    for offset in (-7, -6, -4, -3):
+        expected[f"offset {offset}"] = [query.at + offset in query.answers for query, _ in asked]
+    assert all(expected["nearest noun"]) and probe.baselines.keys() == expected.keys()
+    for name, right in expected.items():
+        np.testing.assert_array_equal(probe.baselines[name], right)
     assert len({query.window for query in np.array(probe.queries, object)[probe.development]}) == 8
 
 
 def test_other_nouns_are_candidates(write):
-    for content, right in ((NOUNS, (0,)), (NOUNS.replace("0 1\t5 6", "5 6\t0 1"), (1,))):
+    for content, right in (
+        (NOUNS, (0,)),
+        (NOUNS.replace("0 1\t5 6", "5 6\t0 1"), (1,)),
+        (NOUNS.replace("0 1\t5 6 9 10", "9 10\t0 1 5 6"), (2,)),
+    ):
         probe = reflexive.reflexive(write("refl.5", content), distractor="before")
         query, words = probe.queries[0], probe.windows[0].words
         groups = [" ".join(words[place] for place in group) for group in query.candidates]
         assert groups == ["my queen", "her girl", "your man"] and query.right == right
+        assert probe.baselines["nearest noun"].tolist() == [right == (2,)]
 
 
 def test_sentences_with_words_of_several_tokens_are_left_out(write):
