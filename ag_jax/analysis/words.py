@@ -66,7 +66,8 @@ def _kind(character: str) -> str:
 def tokenized(tokenizer: Tokenizer, text: str, ids: Sequence[int], offset: int) -> Words:
     """Return the words of a text whose first tokens are `ids`; `offset` tokens are before them, such as <s>.
 
-    Of a text that was cut, the last word is the part of it that has tokens.
+    Of a text that was cut, the last word is the part of it that has tokens. A word with a token that stands for what
+    the vocabulary lacks, such as [UNK], is named by its tokens, because the model reads no more of it.
     """
     [(found, places)] = tokenizer.locate_batch([text])
     if list(found[: len(ids)]) != list(ids):  # such as those of a model of its own for the target of a translation
@@ -77,6 +78,7 @@ def tokenized(tokenizer: Tokenizer, text: str, ids: Sequence[int], offset: int) 
             end += len(piece)
     places = places[: len(ids)]
     words = words_of(text[: places[-1][1] if places else 0], places)
+    words = renamed(words, tokenizer.tokens(ids), np.asarray(ids) == tokenizer.specials.unknown)
     return tuple((word, first + offset, end + offset) for word, first, end in words)
 
 
@@ -114,8 +116,15 @@ def labels(tokens: Sequence[str], words: Words) -> list[str]:
 
 
 def groups(tokens: Sequence[str], words: Words) -> tuple[tuple[str, int], ...]:
-    """Return (word, its first token) of all words, where a token without a word is one of its own, with its label."""
-    starts = {first: word for word, first, _ in words}
-    continuing = {token for _, first, end in words for token in range(first + 1, end)}
+    """Return (word, its first token) of all words, where a token without a word is one of its own, with its label.
+
+    A token of a space alone belongs to the word behind it.
+    """
+    starts, continuing = {}, set()
+    for word, first, end in words:
+        while first and tokens[first - 1] == SPACE:
+            first -= 1
+        starts[first] = word
+        continuing |= {*range(first + 1, end)}
     names = labels(tokens, words)
     return tuple((starts.get(at, names[at]), at) for at in range(len(tokens)) if at not in continuing)

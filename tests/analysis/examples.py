@@ -20,7 +20,7 @@ SENTENCE = "we build roads . we build ."
 class WordTokenizer:
     """Ids of words that are separated by spaces."""
 
-    specials = SimpleNamespace(begin=0, pad=1, end=2)
+    specials = SimpleNamespace(begin=0, pad=1, end=2, unknown=4)
 
     def encode(self, text):
         return [WORDS.index(word) for word in text.split()]

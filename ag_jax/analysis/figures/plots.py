@@ -17,7 +17,6 @@ from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ag_jax.analysis import stripes
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
 from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves, mass_curves
@@ -417,8 +416,7 @@ def draw_maps(
 def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figure:
     """Draw the last layer's attention, averaged over its heads, with the arms of a comparison side by side.
 
-    The maps are of the same kind, and of the same text. For encoders, titles have the shares of attention on the
-    diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa).
+    The maps are of the same kind, and of the same text. As figure 3 of He et al. 2021 (DeBERTa).
 
     run: what the maps are of, such as a comparison and its step, for the caption.
     """
@@ -431,7 +429,7 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     axes = figure.subplots(rows, columns, squeeze=False)
     for number, (panel, (arm, maps)) in enumerate(zip(axes.flat, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
-        _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK) - 1}", _shares(maps))
+        _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK) - 1}")
         _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_labels, maps.labels)
     canvas.fill(figure, image, axes, axes.flat[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
@@ -439,11 +437,3 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     canvas.caption(figure, about, first.sentence)
     canvas.map_axes(axes[(len(maps_by_arm) - 1) // columns, 0], kind.row, kind.column)
     return figure
-
-
-def _shares(maps: AttentionMaps) -> str:
-    """Return a title line on the last layer: attention on diagonal and stripes (heaviest columns); "" for decoders."""
-    if maps.kind != "encoder":
-        return ""
-    shares = stripes.shares_of_maps(maps)
-    return f"{shares.diagonal[-1]:.2f} on the diagonal, {shares.stripes[-1]:.2f} on stripes"
