@@ -58,7 +58,10 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     """Yield (name, Markdown) of each generated page."""
     folder = site.docs / GENERATED
     for file, name in OTHERS.items():
-        yield name, site.rewritten((ROOT / file).read_text(), (ROOT / file).parent, folder)
+        text = (ROOT / file).read_text()
+        if name == "start":  # its title is that of the first page
+            text = text.replace("# ag_jax\n", "# Get started\n", 1)
+        yield name, site.rewritten(text, (ROOT / file).parent, folder)
     yield "verbs", of_verbs()
     for kind, (purpose, _) in KINDS.items():
         yield f"settings_{SETTINGS[purpose]}", of_settings(kind)
