@@ -1278,6 +1278,48 @@ BUGS = (
         "column, row = np.argwhere(cells == best)[0]",
         "tests/analysis/test_search_figures.py",
     ),
+    Bug(
+        "attention between words is not averaged over the rows of a word",
+        "ag_jax/viewer/encode.py",
+        "axis=0) / counts_Q[:, None]",
+        "axis=0)",
+        "tests/analysis/test_words.py",
+    ),
+    Bug(
+        "the tile of a layer's mean is its first head",
+        "ag_jax/viewer/page.py",
+        "measure(values_NH.mean(1, keepdims=True))",
+        "measure(values_NH[:, :1])",
+        "tests/viewer",
+    ),
+    Bug(
+        "a confusion matrix has predictions as rows",
+        "ag_jax/evaluation/classes.py",
+        "(np.asarray(labels, int), np.asarray(predictions, int))",
+        "(np.asarray(predictions, int), np.asarray(labels, int))",
+        "tests/finetuning/test_error_analysis.py",
+    ),
+    Bug(
+        "the examples that are most wrong are the least wrong",
+        "ag_jax/finetuning/error_analysis.py",
+        "key=lambda pair: pair[0], reverse=True)",
+        "key=lambda pair: pair[0])",
+        "tests/finetuning/test_error_analysis.py",
+    ),
+    Bug(
+        "the model that needs no training is the most frequent label, whatever the metric",
+        "ag_jax/finetuning/trivial.py",
+        "max(scored, key=lambda pair: pair[1][task.metric])",
+        "scored[0]",
+        "tests/finetuning/test_error_analysis.py",
+    ),
+    Bug(
+        "LAYER.HEAD counts from 1",
+        "ag_jax/inspection/heads.py",
+        "places.add((layer, head))",
+        "places.add((layer - 1, head - 1))",
+        "tests/test_inspection.py",
+    ),
 )
 
 

@@ -525,7 +525,6 @@ async function drawOne(mine) {
   $("one").hidden = !isOpen();
   for (const id of ["stage", "text"]) $(id).classList.toggle("open", isOpen());
   $("stage").classList.toggle("pair", isOpen() && state.other >= 0);
-  fitTiles(); // beside an open head, the grid is narrower
   $("grid-bar").replaceChildren(...(isOpen() ? [] : [bar(false)])); // an open head has its own
   const cells = gridCells();
   ordered(view).forEach(([n, h], at) => cells[at].setAttribute("aria-selected", String(n === layer && h === head)));
@@ -937,8 +936,11 @@ function tip(event, cell) {
 }
 
 /** Writes the texts of the view above its maps, and how many tokens of them were cut off. */
+let textDrawn = null; // the view whose text is shown
 function drawText() {
   const view = shownView(state.view);
+  if (view === textDrawn && isOpen()) return; // a closed head leaves colours
+  textDrawn = view;
   const axes = view.rows === view.columns ? [["both", view.columns]] : [["columns", view.columns], ["rows", view.rows]];
   strips = axes.map(([axis, tokens]) => ({ axis, spans: tokens.map((token, place) => wordSpan(axis, token, place)) }));
   const lines = strips.map(({ spans }, at) => textLine(view.texts[at], spans.flatMap((span) => (span.className ? [span] : [" ", span]))));
@@ -1148,6 +1150,7 @@ async function update(problem = "") {
   if (shown !== gridDrawn) {
     gridDrawn = shown;
     drawGrid();
+    fitTiles();
   }
   drawSteps();
   writeAddress();
@@ -1252,6 +1255,7 @@ function start() {
   addEventListener("hashchange", followAddress);
   let waiting = 0;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
+  new ResizeObserver(() => gridDrawn && fitTiles()).observe($("grid")); // beside an open head, it is narrower
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
   followAddress();
 }
