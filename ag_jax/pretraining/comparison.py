@@ -52,7 +52,6 @@ FIGURES = (  # files that a comparison draws
     "last_layer.png",
     "cross_attention.png",
     "maps.html",
-    *("patterns.png", "maps_layer*_head*.png"),  # of an earlier version
 )
 MOST_STAGES = 5  # columns of the figure of attention maps during training
 

@@ -89,7 +89,7 @@ def compared(source, overrides, at_wandb, tmp_path_factory):
         assert calls == [*RUNS[:3]] and not (workdir / "report.md").exists()
         first_run = (workdir / "ag-seed3" / "metrics.jsonl").read_bytes()
         (workdir / "figures").mkdir()
-        (workdir / "figures" / "maps_layer9_head9.png").write_bytes(b"")  # of an earlier report
+        (workdir / "figures" / "masked_share.png").write_bytes(b"")  # of an earlier report
         path = comparison.compare(config_files.load(source, overrides), workdir)
         assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
     for name, one in zip(RUNS, at_wandb, strict=True):
