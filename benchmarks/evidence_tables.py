@@ -136,7 +136,7 @@ def masked(lines: Sequence[Line]) -> list[str]:
         [TITLES[task].split(" (")[0], arm, *(f"{100 * sum(each) / len(each):.1f} %" for each in zip(*of, strict=True))]
         for (task, arm), of in shares.items()
     ]
-    header = ("task", "arm", "all layers", *(f"layer {layer + 1}" for layer in range(layers)))
+    header = ("task", "arm", "all layers", *(f"layer {layer}" for layer in range(layers)))
     title = "Units (pairs of tokens) that were masked in the last fifth of training:"
     return [title, "", *pages.table(header, rows)]
 

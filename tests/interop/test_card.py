@@ -163,7 +163,7 @@ def test_a_card_of_a_trained_run(run_of, tmp_path):
         assert absent not in "\n".join(lines), absent
     in_effect = {"adversarial.method": "freelb", "guidance.mode": "loss", "guidance.layers": "1"}
     tags, rest, lines = of(**changed | in_effect)
-    assert {"guidance.alpha=3.0", "adversarial.freelb.steps=9"} <= set(lines) and "in layer 2." in rest
+    assert {"guidance.alpha=3.0", "adversarial.freelb.steps=9"} <= set(lines) and "in layer 1." in rest
     assert tags == ["ag_jax", "attention-guidance", "adversarial-training", "freelb"]
 
 
