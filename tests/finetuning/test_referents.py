@@ -71,7 +71,7 @@ def test_the_command(checkpoint, wnli, tmp_path, one_device):
     together = (np.mean(averages, axis=0).argmax(1) == 0).astype(int)
     table = (tmp_path / "w" / "submission" / "WNLI.tsv").read_text().splitlines()
     assert table == ["index\tprediction", *(f"{number}\t{value}" for number, value in enumerate(together))]
-    assert "wnli: 4 of the train examples" in report.read_text()
+    assert "- 4 of the train examples" in report.read_text()
 
 
 def test_a_model_that_ranks_phrases_is_neither_exported_nor_a_start(checkpoint, wnli, tmp_path, one_device):
