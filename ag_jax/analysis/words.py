@@ -118,7 +118,7 @@ def labels(tokens: Sequence[str], words: Words) -> list[str]:
 def groups(tokens: Sequence[str], words: Words) -> tuple[tuple[str, int], ...]:
     """Return (word, its first token) of all words, where a token without a word is one of its own, with its label.
 
-    A token of a space alone belongs to the word behind it.
+    A token of white space alone belongs to the word that follows.
     """
     starts, continuing = {}, set()
     for word, first, end in words:

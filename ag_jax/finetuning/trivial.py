@@ -13,10 +13,10 @@ from ag_jax.finetuning import kinds
 def baseline(task: Task, examples: Sequence[Any]) -> dict[str, Any] | None:
     """Return the `metrics` that the trivial prediction has on labelled examples, and the `prediction` itself.
 
-    It is the same label for all examples: the one with the best primary metric, of equal ones the most frequent. Of
-    tagged words it is their most frequent tag, and of numbers the mean.
-    Of choices, the primary metric is the mean over the candidates, and there is no prediction. None for questions, and
-    where a custom metric cannot score such predictions.
+    For classes, the prediction is one label for all examples: the one with the best primary metric, of equal ones the
+    most frequent. For tagged words it is the one most frequent tag, and for numbers the mean. For choices, the primary
+    metric is the mean over the candidates, and `prediction` is None. Returns None for questions with answers in a text,
+    and where a custom metric cannot score constant predictions.
     """
     labels: list[Any] = []
     if task.kind in ("classification", "referent", "regression"):

@@ -24,7 +24,7 @@ class ExportedWeights(NamedTuple):
 def convert(workdir: epath.PathLike, step: int | None, path: epath.PathLike, dtype: str = "float32") -> ExportedWeights:
     """Write a run directory at `path` with the weights of a run's milestones, or of `step` alone.
 
-    It can be opened like the run, but its training cannot go on, for which the state of the optimizer would be needed.
+    It can be opened like the run, but not trained further, because the state of the optimizer is left out.
 
     workdir: directory of the run.
     dtype: type of the weights in the files: float32, bfloat16 or float16.

@@ -23,12 +23,12 @@ APART = 2.0  # standard errors of the difference of two losses from which on the
 
 
 class Difference(NamedTuple):
-    """The difference of an arm from the baseline in one number, such as the validation loss.
+    """The difference of an arm from the baseline in one metric, such as the validation loss.
 
-    value: the number of the arm, a mean over the seeds.
-    base: the number of the baseline.
+    value: the metric of the arm, a mean over its seeds.
+    base: the metric of the baseline, likewise.
     evidence: number of seeds and, if it is known, an interval or a standard error, for people.
-    is_apart: whether this evidence tells the two arms apart; None if there is none beside the difference itself.
+    is_apart: whether this evidence tells arm and baseline apart; None with neither an interval nor a standard error.
     """
 
     value: float
@@ -89,11 +89,12 @@ def difference(
 def standard_error(
     baseline: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], metric: str, tokens: float
 ) -> float | None:
-    """Return the standard error of the difference of two runs' validation losses that the held-out text leaves.
+    """Return the standard error of the difference of two validation losses due to the finite held-out text.
 
-    It is judged by the scatter of the difference of the logged training losses, which are means over some batches: half
-    the mean square of successive differences, in the second half of training, scaled to the length of the held-out
-    text. None if fewer than four steps were logged by both runs.
+    It is estimated from the difference of the two logged training losses, each a mean over some batches, in the second
+    half of the logged steps. The variance of this difference is half the mean squared change from one logged step to
+    the next; it is scaled by the number of tokens between two steps, divided by that of the held-out text. None if
+    there are fewer than four such steps.
 
     baseline, rows: the rows of metrics.jsonl of each run.
     metric: name of the loss.

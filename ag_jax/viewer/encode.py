@@ -111,7 +111,8 @@ def overview(tiles_NHQK: np.ndarray) -> bytes:
 def between_words(weights_QK: np.ndarray, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
     """Return attention between words: the sum over the columns of a word, and the mean over the rows of a word.
 
-    rows, columns: the first token of each word, from 0 on; a word reaches to the next one.
+    rows, columns: the first token of each word, in ascending order, of which the first is 0; a word ends before the
+        next one.
     """
     sums_QK = np.add.reduceat(weights_QK.astype(np.float64), columns, axis=1)
     counts_Q = np.diff([*rows, len(weights_QK)])
