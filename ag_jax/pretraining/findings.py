@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ag_jax.analysis.maps import MEANINGS, title
 from ag_jax.attention.assignment import Assignment, assign_cross_heads, assign_decoder_heads
+from ag_jax.data import progress
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.records import sources
 from ag_jax.evaluation.significance import SIGNIFICANT
@@ -332,7 +333,7 @@ def facts(
     differ = len({(of.model, of.decoder) for of in configs.values()}) > 1
     layers = f"{model.layers} layer{'s' * (model.layers > 1)}{decoder}"
     steps, tokens = summaries[arm]["steps"], summaries[arm]["tokens_seen"]
-    times = ", ".join(f"{_minutes(seconds[arm])} ({arm})" for arm in configs)
+    times = ", ".join(f"{progress.duration(seconds[arm])} ({arm})" for arm in configs)
     return [
         f"**Text**: {text_name(data.source)}; {text}, in a vocabulary of {corpus.tokenizer.vocabulary_size:,} tokens.",
         f"**Model**{f' of {arm}' if differ else ''}: {layers} with {model.heads} heads, width {model.width}, "
@@ -340,10 +341,3 @@ def facts(
         f"**Training**: {steps:,} steps of {training.batch_size} sequences of {data.sequence_length} tokens, "
         f"{tokens:,} tokens in all; with compilation, one run took {times}.",
     ]
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(seconds / 60, 60)
-    return f"{hours:.0f} h {minutes:.0f} min" if hours else f"{minutes:.1f} min"
