@@ -129,7 +129,7 @@ def map_figure(
     path: str | os.PathLike,
     run: str = "",
 ) -> epath.Path:
-    """Write the figure of a comparison's attention maps during training (`draw_maps`) as a PNG; return the path."""
+    """Write the figure of a head's attention maps in several models (`draw_maps`) as a PNG; return the path."""
     return save(draw_maps(columns, layer, head, run), path)
 
 
