@@ -150,9 +150,10 @@ def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.n
 
 
 def _sortable(config, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return keys `BL` without ties, the smallest of which are chosen: each contains its position in its low bits.
+    """Return keys `BL` without ties, the smallest of which are chosen: each holds its position in its low bits.
 
-    They are those of spans with `config.longest_span`. What must not be masked has larger keys than all others.
+    With `config.longest_span`, the keys are those of spans. Tokens that must not be masked have the largest keys.
+    With `config.unit="word"`, the columns are words instead of tokens.
     """
     if config.longest_span > 1:
         keys_BL = _span_keys(config.longest_span, keys_BL, maskable_BL, row_B1)
@@ -177,6 +178,7 @@ def _choose_words(config, rate, keys_BL, begins_BL, maskable_BL, number_B, row_B
     begins_BL: at which tokens a word begins.
     maskable_BL: whether each token may be masked. All tokens of a word may, or none.
     number_B: the largest number of tokens to mask.
+    row_B1: a random number for each row, for spans.
 
     Words are chosen in the order of their keys. One that has more tokens than there is still room for is passed over.
     """
@@ -213,9 +215,10 @@ def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
     maskable_BL: whether each token may be masked.
     row_B1: a random number for each row, from which the lengths of the row's spans are drawn.
 
-    A span begins at every token, with the key of that token. It has n tokens with p(n) ~ 1 / n, up to `longest`, and
-    ends before the first token that must not be masked. A token gets the smallest key of the spans that cover it. So
-    the tokens of a span are chosen together, from the left, until enough tokens are chosen.
+    With whole words, all these tokens are words. A span begins at every token, with the key of that token. It has n
+    tokens with p(n) ~ 1 / n, up to `longest`, and ends before the first token that must not be masked. A token gets the
+    smallest key of the spans that cover it. So the tokens of a span are chosen together, from the left, until enough
+    tokens are chosen.
     """
     # Inverse transform sampling of the number of tokens: p(n) ~ 1 / n.
     shares = 1.0 / np.arange(1, longest + 1)
