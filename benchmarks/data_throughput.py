@@ -90,9 +90,9 @@ def encoders(tokenizer: tokenizers.Tokenizer, threads: tuple[int, ...]) -> dict[
     return results
 
 
-def batching(length: int, count: str, threads: int) -> float:
+def batching(length: int, count: str, unit: str, threads: int) -> float:
     """Return tokens/s of making masked batches from cached rows."""
-    config = DataConfig(format="fixed_blocks", sequence_length=length, masking=MaskingConfig(count=count))
+    config = DataConfig(format="fixed_blocks", sequence_length=length, masking=MaskingConfig(count=count, unit=unit))
     corpus = pipeline.prepare(config)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, BATCH_TOKENS // length, seed=0)
     batches.at(0)  # the permutation of the first epoch
@@ -203,10 +203,13 @@ def main() -> None:
             {
                 "length": length,
                 "count": count,
+                "unit": unit,
                 "threads": threads,
-                "tokens_per_second": batching(length, count, threads),
+                "tokens_per_second": batching(length, count, unit, threads),
             }
-            for length, count, threads in itertools.product((64, 512), ("fixed", "bernoulli"), (1, 2))
+            for length, count, unit, threads in itertools.product(
+                (64, 512), ("fixed", "bernoulli"), ("token", "word"), (1, 2)
+            )
         ],
         "filling_the_cache": memory(),
     }

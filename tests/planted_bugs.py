@@ -996,6 +996,27 @@ BUGS = (
         "tests/data/text/test_corruption.py",
     ),
     Bug(
+        "the rate of whole words counts words, not tokens",
+        "ag_jax/data/text/corruption.py",
+        "        room_B -= np.where(fits_WB[rank], ordered_BW[:, rank], 0)",
+        "        room_B -= fits_WB[rank]",
+        "tests/data/text/test_corruption.py",
+    ),
+    Bug(
+        "what follows a punctuation mark continues the mark's word",
+        "ag_jax/data/words.py",
+        "    ends = text[-1].isspace() or is_mark or",
+        "    ends = text[-1].isspace() or",
+        "tests/data/test_words.py",
+    ),
+    Bug(
+        "with whole words, the first word behind a special token is never masked",
+        "ag_jax/data/text/corruption.py",
+        "ends_V[tokens_BL[:, :-1]] | ~maskable_BL[:, :-1]",
+        "ends_V[tokens_BL[:, :-1]]",
+        "tests/data/text/test_corruption.py",
+    ),
+    Bug(
         "the unigram generator of replaced tokens draws special tokens, too, except for padding",
         "ag_jax/data/text/unigram.py",
         "        counts_V[list(tokenizer.special_ids)] = 0",

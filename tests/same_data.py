@@ -118,6 +118,7 @@ def configs() -> dict[str, DataConfig]:
         "unigram": MaskingConfig(replacement="unigram"),
         "static": MaskingConfig(static_copies=2),
         "spans": MaskingConfig(longest_span=3, evaluation_rate=0.3),
+        "words": MaskingConfig(unit="word", count="bernoulli"),
         "earlier rates": MaskingConfig(rate=0.05, earlier_rates=(0.3,), earlier_rates_until=(10,)),
     }.items():
         cases[f"masks: {name}"] = dataclasses.replace(many, masking=masking)

@@ -324,6 +324,7 @@ def test_arms_of_the_deberta_ablation_lack_what_their_name_says():
         positions = ("input" if arm == "roberta" else "none", 0) if "emd" in lacking else ("decoder", 2)
         assert (model.absolute_positions, model.mask_decoder_passes) == positions
         assert (model.relative.span, model.token_types) == (config.data.sequence_length, 0)
+        assert (config.data.masking.unit, config.data.masking.longest_span) == ("word", 3)
         if scale == "paper":
             training = config.training.steps, config.training.batch_size
             assert (model.layers, model.heads, model.width, *training) == (12, 12, 768, 1_000_000, 256)

@@ -6,21 +6,17 @@ Khmer, Burmese), each token is a word.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
 from ag_jax.data.sentencepiece_models import SPACE
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.words import kind
 
 Words = tuple[tuple[str, int, int], ...]  # (word, its first token, the token after its last)
 CONTINUES = "·"  # before a piece that continues a word, as dictionaries divide words
 
-INSIDE = re.compile(r"['’.,:/&@‐-]")  # what joins the characters around it to one word
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
 _WORD = re.compile("w+(?:iw+)*|[uip]")  # in the kinds of characters
 
 
@@ -31,7 +27,7 @@ def words_of(text: str, places: Sequence[tuple[int, int]]) -> Words:
 
     places: the (start, end) characters of each token (`Tokenizer.locate_batch`).
     """
-    spans = [match.span() for match in _WORD.finditer("".join(map(_kind, text)))]
+    spans = [match.span() for match in _WORD.finditer("".join(map(kind, text)))]
     words: list[tuple[int, int, int, int]] = []  # first and last span, first token and the one after the last
     at = 0
     for token, (begin, end) in enumerate(places):
@@ -49,18 +45,6 @@ def words_of(text: str, places: Sequence[tuple[int, int]]) -> Words:
         else:
             words.append((at, last, token, token + 1))
     return tuple((text[spans[first][0] : spans[last][1]], start, stop) for first, last, start, stop in words)
-
-
-def _kind(character: str) -> str:
-    """Return `u` for scripts without spaces, `i` for what joins words, `p` for other marks, `w` for all but spaces."""
-    if character.isspace():
-        return " "
-    if UNSPACED.match(character):
-        return "u"
-    if INSIDE.match(character):
-        return "i"
-    is_mark = unicodedata.category(character)[0] == "P" and character != "_"
-    return "p" if is_mark else "w"
 
 
 def tokenized(tokenizer: Tokenizer, text: str, ids: Sequence[int], offset: int) -> Words:

@@ -68,8 +68,12 @@ class MaskingConfig:
     replacement: `mask` is BERT's; `unigram` replaces all chosen tokens, each by a token drawn with its frequency in the
         training text (the generator of Deshpande & Narasimhan 2020, section 5.4), and ignores `mask_fraction` and
         `random_fraction`.
-    longest_span: mask runs of n = 1, ..., `longest_span` tokens, with probabilities proportional to 1 / n; DeBERTa has
-        3.
+    longest_span: mask runs of n = 1, ..., `longest_span` tokens, with `unit=word` of whole words, with probabilities
+        proportional to 1 / n; DeBERTa has 3, of words.
+    unit: what is chosen: each `token` by itself, or whole words (`word`), whose tokens are masked together as in BERT's
+        second release; a punctuation mark is a word, and so is each token of a script without spaces, such as Chinese.
+        `rate` is the share of tokens in both. A word that has more tokens than are still to be chosen is passed over,
+        so long words are masked less often, and never if one alone has more than that share of the sequence.
     """
 
     rate: Annotated[float, Gt(0), Lt(1)] = 0.15
@@ -82,6 +86,7 @@ class MaskingConfig:
     static_copies: Annotated[int, Ge(1)] | None = None
     replacement: Literal["mask", "unigram"] = "mask"
     longest_span: Annotated[int, Ge(1), Le(8)] = 1  # the shortest sequence has 8 tokens
+    unit: Literal["token", "word"] = "token"
 
     def __post_init__(self):
         defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)

@@ -228,6 +228,8 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
                 f"the tokenizer {config.tokenizer.path} has no token for {' and '.join(tokenizer.lacks)}, so only "
                 f"data.format=parallel can use it, got data.format={config.format}: choose another tokenizer"
             )
+        if config.masking.unit == "word" and not config.is_parallel:
+            _ = tokenizer.word_borders  # raises its error before the text is tokenised
         return tokenizer
     say, cache = announcer(quiet), Cache.of(config)
     layouts = _layouts(config, cache)

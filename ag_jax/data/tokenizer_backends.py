@@ -37,6 +37,8 @@ class _Library:
     pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
     languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
     is_normalized_by_sentencepiece = False
+    continuation = ""  # what is before tokens that continue a word, such as "##"; "" if nothing is
+    ending = ""  # what is behind the last token of a word, such as "</w>"; "" if nothing is
 
     def treat_as_text(self, names: Collection[str]) -> None:
         """Let the encoder treat the special tokens `names` as plain text; here, it does so already."""
@@ -72,6 +74,8 @@ class HuggingFace(_Library):
         self._encode: fast_tokenizer.Encode = self._encode_exactly
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.special_tokens = self._delimiters()
+        self.continuation = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+        self.ending = getattr(tokenizer.model, "end_of_word_suffix", None) or ""
         unknown = getattr(tokenizer.model, "unk_token", None)
         if unknown and self.id(unknown) is not None:
             self.special_tokens |= {"unknown": unknown}

@@ -22,9 +22,10 @@ import sentencepiece
 import tokenizers as huggingface
 from etils import epath
 
-from ag_jax.data import sentencepiece_models, tokenizer_settings
+from ag_jax.data import sentencepiece_models, tokenizer_settings, words
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.json_files import read_json
+from ag_jax.data.sentencepiece_models import SPACE
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
@@ -175,6 +176,14 @@ class Tokenizer:
         """Ids of the tokens that are a full stop, with or without a space before it, ascending."""
         ids = (self._backend.id(piece) for piece in (".", "Ġ.", "▁."))
         return tuple(sorted(id for id in ids if id is not None))
+
+    @functools.cached_property
+    def word_borders(self) -> words.Borders:
+        """Which tokens begin and end a word. Raises ValueError if the tokens do not tell where words begin."""
+        tokens, ending = self.tokens(range(self.vocabulary_size)), self._backend.ending
+        if ending:
+            tokens = [token.removesuffix(ending) + SPACE if token.endswith(ending) else token for token in tokens]
+        return words.borders(tokens, self._backend.continuation)
 
     def save(self, directory: str | os.PathLike):
         """Save the tokenizer in `directory`, for `load`.

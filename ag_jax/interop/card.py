@@ -319,7 +319,8 @@ def _data(opened: OpenRun) -> list[str]:
         return [f"Pairs of texts and translations, {files}, as rows of up to {data.sequence_length} tokens a side."]
     return [
         f"`{_source_names(data.source)}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
-        f"Of the tokens, {_rates(data.masking)} are {workloads.workload_of(opened.config).changed}.",
+        f"Of the tokens, {_rates(data.masking)} are {workloads.workload_of(opened.config).changed}"
+        f"{', whole words together' if data.masking.unit == 'word' else ''}.",
     ]
 
 

@@ -230,7 +230,7 @@ def deberta_base(config: Config) -> None:
     encoder(config, "deberta_v1")
     config.data.update(format="fixed_blocks", sequence_length=512)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
-    config.data.masking.update(count="fixed", longest_span=3)
+    config.data.masking.update(count="fixed", unit="word", longest_span=3)
     config.optimizer.update(
         learning_rate=1e-4, warmup_steps=10_000, beta1=0.9, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
     )

@@ -36,14 +36,15 @@ Of figure 3 the paper says: RoBERTa has a clear diagonal line, DeBERTa does not,
 RoBERTa has stripes at frequent words and punctuation, DeBERTa only in the first column. At scale=small no arm has a
 diagonal; .20 of RoBERTa's attention is on stripes, and .11 of DeBERTa's (uniform attention: .06).
 
-Deviations: the text is only Wikipedia, without BookCorpus. Masked spans have up to three tokens, where the released
-code has up to three words, and for its RoBERTa single words. The paper does not say whether its models without the mask
-decoder have absolute positions. By default they have none here; positions=input adds them to the input, as the released
-code does in pre-training without the decoder. The relative-position terms have separate projections, as in the released
-base models. The second command gives `roberta` RoBERTa's head of tasks, and all others DeBERTa's. Figure 3 is of the
-model's ordinary layers; the mask decoder's two passes through the last layer, which predict the masked words, are not
-drawn. scale=small has the learning rate and the number of steps with which the quickstart's model leaves its plateau
-(the loss of guessing words without context). Nothing was tuned for a single arm.
+Deviations: the text is only Wikipedia, without BookCorpus. The released code masks single tokens for its RoBERTa, here
+all arms have spans of up to three words; it draws one span in each window of words, here they begin anywhere. The
+numbers above are of spans of up to three tokens (--config.data.masking.unit=token). The paper does not say whether its
+models without the mask decoder have absolute positions. By default they have none here; positions=input adds them to
+the input, as the released code does in pre-training without the decoder. The relative-position terms have separate
+projections, as in the released base models. The second command gives `roberta` RoBERTa's head of tasks, and all others
+DeBERTa's. Figure 3 is of the model's ordinary layers; the mask decoder's two passes through the last layer, which
+predict the masked words, are not drawn. scale=small has the learning rate and the number of steps with which the
+quickstart's model leaves its plateau (the loss of guessing words without context). Nothing was tuned for a single arm.
 """
 
 from ag_jax.pretraining import config as pretraining_config

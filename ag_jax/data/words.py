@@ -1,0 +1,85 @@
+"""The kinds of characters that make up words, and which tokens of a vocabulary begin a word."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ag_jax.data.sentencepiece_models import SPACE
+
+INSIDE = re.compile(r"['’.,:/&@‐-]")  # what joins the characters around it to one word
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")  # parts of a character, as `Tokenizer.tokens` writes them
+
+
+class Borders(NamedTuple):
+    """Where words begin and end, by token id: booleans `V`.
+
+    begins_V: whether a word begins at a token, whatever is before it.
+    ends_V: whether a word ends with a token, whatever follows.
+    """
+
+    begins_V: np.ndarray
+    ends_V: np.ndarray
+
+
+def kind(character: str) -> str:
+    """Return `u` for scripts without spaces, `i` for what joins words, `p` for other marks, `w` for all but spaces."""
+    if character.isspace():
+        return " "
+    if UNSPACED.match(character):
+        return "u"
+    if INSIDE.match(character):
+        return "i"
+    is_mark = unicodedata.category(character)[0] == "P" and character != "_"
+    return "p" if is_mark else "w"
+
+
+def borders(tokens: Sequence[str], continuation: str = "") -> Borders:
+    """Return where words begin and end in rows of the tokens of a vocabulary.
+
+    tokens: all tokens in the order of their ids, as `Tokenizer.tokens` returns them.
+    continuation: what is before a token that continues a word, such as "##"; "" if spaces tell where words begin.
+
+    With a `continuation`, a word begins at every token without it (BERT). Otherwise a word begins at a token that
+    begins with white space. A token of punctuation alone is a word, as is one of a script without spaces (Chinese,
+    Japanese, Thai, Lao, Khmer, Burmese). All other tokens continue the word of the token before them: those of white
+    space alone are the beginning of the word after them, and the parts of a character belong to the word of its first
+    part.
+
+    Raises ValueError if the tokens do not tell where words begin.
+    """
+    if continuation:
+        begins_V = np.array([not token.startswith(continuation) for token in tokens])
+        return Borders(begins_V, np.zeros(len(tokens), bool))
+    found = map(_borders, tokens)
+    begins_V, ends_V, is_spaced_V = np.array([*found]).T
+    if not is_spaced_V.any():
+        raise ValueError(
+            "data.masking.unit=word needs tokens that tell where words begin, by white space or by a mark such as ##, "
+            "got a tokenizer without such tokens: set data.masking.unit=token, or take another tokenizer"
+        )
+    return Borders(begins_V, ends_V)
+
+
+def _borders(token: str) -> tuple[bool, bool, bool]:
+    """Return whether a word begins and whether one ends at a token, and whether white space is at one of its ends."""
+    text = _BYTES.sub(_completed, token).replace(SPACE, " ").replace("\\n", "\n")
+    bare = text.strip()
+    if not bare:
+        return True, False, bool(text)
+    is_mark = all(kind(character) in "ip" for character in bare)
+    begins = text[0].isspace() or is_mark or kind(bare[0]) == "u"
+    ends = text[-1].isspace() or is_mark or kind(bare[-1]) == "u"
+    return begins, ends and not _BYTES.fullmatch(token[-6:]), text[0].isspace() or text[-1].isspace()
+
+
+def _completed(part: re.Match[str]) -> str:
+    """Return the first character of Unicode that begins with these bytes; no letter for bytes that begin none."""
+    content = bytes.fromhex(part[0].replace("<0x", "").replace(">", ""))
+    length = next((length for length, least in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if content[0] >= least), 1)
+    return (content + b"\x80" * length)[:length].decode(errors="replace")
