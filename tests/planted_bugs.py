@@ -1098,10 +1098,24 @@ BUGS = (
     ),
     Bug(
         "an entity goes on with the I- tags of any type, not of its own type alone",
-        "ag_jax/evaluation/entities.py",
-        '        continues = tag.startswith("I-") and tag[2:] == kind',
-        '        continues = tag.startswith("I-") and bool(kind)',
+        "ag_jax/data/tasks/schemes.py",
+        "tag != OUTSIDE and tag[2:] == kind and",
+        "tag != OUTSIDE and bool(kind) and",
         "tests/evaluation/test_entities.py",
+    ),
+    Bug(
+        "an IOB1 entity behind another of its type does not begin with B-",
+        "ag_jax/data/tasks/schemes.py",
+        "[::2] == (kind, first - 1)",
+        "[::2] == (kind, first)",
+        "tests/data/tasks/test_schemes.py",
+    ),
+    Bug(
+        "a scheme is recognised by the most misplaced tags",
+        "ag_jax/data/tasks/schemes.py",
+        "return min(found, key",
+        "return max(found, key",
+        "tests/data/tasks/test_schemes.py",
     ),
     Bug(
         "the 95 % intervals of BLEU, chrF and TER leave out 5 % of the resamples on each side, which is 90 %",

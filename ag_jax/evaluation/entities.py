@@ -1,38 +1,22 @@
-"""Entities in BIO tags, and their precision, recall and F1.
+"""Precision, recall and F1 of entities in tags of any scheme.
 
 F1 = 2PR / (P + R) over all entities of all sentences (micro). A predicted entity is right if its type, its first word
-and its last word are right (Tjong Kim Sang and De Meulder 2003; the script conlleval). Values are 0 where a denominator
-is 0.
+and its last word are right (Tjong Kim Sang and De Meulder 2003; the script conlleval). `data.tasks.schemes.entities`
+finds them. Values are 0 where a denominator is 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import sklearn.metrics
 
+from ag_jax.data.tasks.schemes import entities
 from ag_jax.evaluation import classes
 
-Entity = tuple[str, int, int]  # type, index of the first word, index of the last word
 Tags = Sequence[Sequence[str]]
 
 
-def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Yield (type, index of the first word, index of the last word) for each entity in the tags of a sentence.
-
-    Indices count from 0. An I- that does not continue an entity of its type begins an entity, because models predict
-    such tags.
-    """
-    kind, first = "", 0
-    for place, tag in enumerate([*tags, "O"]):
-        continues = tag.startswith("I-") and tag[2:] == kind
-        if kind and not continues:
-            yield kind, first, place - 1
-            kind = ""
-        if tag != "O" and not continues:
-            kind, first = tag[2:], place
-
-
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted BIO tags."""
+    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted tags."""
     counts = _counts(gold, predicted)
     return classes.ratios(*(sum(of_type[place] for of_type in counts.values()) for place in range(3)))
 

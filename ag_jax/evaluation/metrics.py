@@ -19,7 +19,7 @@ from ag_jax.evaluation.answers import Candidates
 from ag_jax.settings import imported
 
 
-def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
+def accuracy(labels: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return the fraction of predictions that are right."""
     return float(sklearn.metrics.accuracy_score(labels, predictions))
 
@@ -186,9 +186,17 @@ def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[in
 
 
 def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return {metric: value} of predicted BIO tags: precision, recall and F1 of entities, and F1 of single tags."""
-    del task
-    gold = [example.tags for example in examples]
+    """Return {metric: value} of predicted tags: precision, recall and F1 of entities, and F1 of single tags.
+
+    Of plain tags: accuracy, macro-F1 over the tags that are labelled or predicted, and F1 of single tags.
+    """
+    gold: list[Any] = [example.tags for example in examples]
+    if task.scheme == "plain":
+        labels, predicted = [*itertools.chain(*gold)], [*itertools.chain(*predictions)]
+        names = [tag for tag in task.labels if tag in {*labels, *predicted}]
+        macro = sklearn.metrics.f1_score(labels, predicted, labels=names, average="macro", zero_division=0)
+        values = {"accuracy": accuracy(labels, predicted), "macro_f1": float(macro)}
+        return values | {"token_f1": entities.token_f1(gold, predictions)}
     scores = entities.entity_scores(gold, predictions)
     return {"entity_f1": scores.pop("f1"), **scores, "token_f1": entities.token_f1(gold, predictions)}
 

@@ -46,7 +46,8 @@ class Tag(Pipeline):
             list of at most so many tags with their probabilities, and None a list of all tags, the most probable first.
         batch_size: the most texts that are computed together.
 
-        Words beyond the length of training get the tag O; their list of guesses is empty. Raises ValueError for other
+        Words beyond the length of training get the tag O, or _ if the model has no tag O; their list of guesses is
+        empty. Raises ValueError for other
         arguments, and for a text without words.
         """
         top_k = check_top_k(top_k)
