@@ -255,6 +255,20 @@ BUGS = (
         "tests/data/parallel/test_batching.py",
     ),
     Bug(
+        "the prepared text without its null texts is taken for the text",
+        "ag_jax/data/text/documents.py",
+        '*(["skip_null"] if config.skip_null else []),',
+        "",
+        "tests/data/records/test_sources.py",
+    ),
+    Bug(
+        "a file without the field that holds the text is left out as null texts",
+        "ag_jax/data/records/formats.py",
+        "    if missing and not has_field:",
+        "    if False:",
+        "tests/data/records/test_sources.py",
+    ),
+    Bug(
         "files of two globs are paired although one side lacks a file",
         "ag_jax/data/parallel/globs.py",
         "if difference != expected:",
