@@ -9,15 +9,18 @@ from collections.abc import Sequence
 
 import sklearn.metrics
 
-from ag_jax.data.tasks.schemes import entities
+from ag_jax.data.tasks.schemes import Scheme, entities, strict_entities
 from ag_jax.evaluation import classes
 
 Tags = Sequence[Sequence[str]]
 
 
-def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted tags."""
-    counts = _counts(gold, predicted)
+def entity_scores(gold: Tags, predicted: Tags, scheme: Scheme | None = None) -> dict[str, float]:
+    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted tags.
+
+    scheme: if given, only entities count whose tags are as this scheme writes them.
+    """
+    counts = _counts(gold, predicted, scheme)
     return classes.ratios(*(sum(of_type[place] for of_type in counts.values()) for place in range(3)))
 
 
@@ -27,11 +30,13 @@ def scores_by_type(gold: Tags, predicted: Tags) -> dict[str, dict[str, float]]:
     return {kind: classes.ratios(*of_type) | {"count": of_type[2]} for kind, of_type in counts}
 
 
-def _counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:
+def _counts(gold: Tags, predicted: Tags, scheme: Scheme | None = None) -> dict[str, list[int]]:
     """Return {type of entity: [number of right predictions, of predictions, of labelled entities]}."""
     counts: dict[str, list[int]] = {}
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        labelled, found = set(entities(gold_tags)), set(entities(predicted_tags))
+        labelled, found = (
+            set(strict_entities(tags, scheme) if scheme else entities(tags)) for tags in (gold_tags, predicted_tags)
+        )
         for place, group in enumerate((labelled & found, found, labelled)):
             for kind, _, _ in group:
                 counts.setdefault(kind, [0, 0, 0])[place] += 1

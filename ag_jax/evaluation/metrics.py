@@ -152,7 +152,11 @@ def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
         zero = {"matthews", "pearson", "spearman"} if len(set(labels)) < 2 else set()
         zero |= {"f1"} if 1 not in labels else set()
     elif task.kind == "tagging":
-        zero = set() if {*itertools.chain(*labels)} - {"O"} else {"entity_f1", "precision", "recall", "token_f1"}
+        zero = (
+            set()
+            if {*itertools.chain(*labels)} - {"O"}
+            else {"entity_f1", "precision", "recall", "strict_f1", "token_f1"}
+        )
     elif task.kind in ("span", "span_or_none"):
         zero = set() if any(labels) else {"has_answer_f1", "has_answer_exact_match"}
         zero |= {"no_answer_accuracy"} if all(labels) else set()
@@ -188,6 +192,8 @@ def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[in
 def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return {metric: value} of predicted tags: precision, recall and F1 of entities, and F1 of single tags.
 
+    `strict_f1` is the F1 of entities whose tags are as the scheme of the task writes them.
+
     Of plain tags: accuracy, macro-F1 over the tags that are labelled or predicted, and F1 of single tags.
     """
     gold: list[Any] = [example.tags for example in examples]
@@ -198,7 +204,9 @@ def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequenc
         values = {"accuracy": accuracy(labels, predicted), "macro_f1": float(macro)}
         return values | {"token_f1": entities.token_f1(gold, predictions)}
     scores = entities.entity_scores(gold, predictions)
-    return {"entity_f1": scores.pop("f1"), **scores, "token_f1": entities.token_f1(gold, predictions)}
+    strict = entities.entity_scores(gold, predictions, task.scheme)["f1"]
+    scores = {"entity_f1": scores.pop("f1"), **scores, "strict_f1": strict}
+    return scores | {"token_f1": entities.token_f1(gold, predictions)}
 
 
 def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:

@@ -217,6 +217,8 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
     metrics = _METRICS["plain" if scheme == "plain" else settings.kind]
     if scheme == "plain" and "O" in labels:
         metrics = (*metrics, "token_f1")  # without O it would be the accuracy
+    elif scheme != "plain" and settings.scheme:  # which suites of before this setting lack
+        metrics = (*metrics, "strict_f1")
     answerable = settings.answerable is not False
     if settings.kind == "classification" and len(labels) == 2:
         metrics = (*metrics, "f1")

@@ -72,6 +72,10 @@ def test_scores_are_those_of_seqeval(scheme):
         tags = [str(tag) for tag in rng.choice(schemes.all_tags(("X", "Y"), scheme), 12)]
         renamed = [tag.replace("L-", "E-").replace("U-", "S-") for tag in tags]
         assert list(schemes.entities(tags)) == get_entities(renamed)
+        if scheme != "iob1":  # in which seqeval's strict mode takes an entity's second word for the first
+            theirs = seqeval.scheme.Tokens(tags, strict["scheme"]).entities
+            expected = [(one.tag, one.start, one.end - 1) for one in theirs]
+            assert schemes.strict_entities(tags, scheme) == expected
 
 
 def test_the_scheme_of_a_file_is_recognised_or_named(tmp_path):
@@ -86,7 +90,10 @@ def test_the_scheme_of_a_file_is_recognised_or_named(tmp_path):
         assert settings(labels=("Y", "X")).labels == schemes.all_tags(("Y", "X"), scheme)
         (sentence,) = custom.load("own", found, str(tmp_path), "train", folds=True)
         assert sentence.tags == tuple(TAGS[scheme].split())
-        assert custom.make_task("own", found).metric == "entity_f1"
+        task = custom.make_task("own", found)
+        assert task.metric == "entity_f1" and "strict_f1" in task.metrics
+        values = kinds.evaluate(task, [sentence], [(*sentence.tags[:7], "O", "O")])
+        assert values == pytest.approx(values | {"precision": 1, "recall": 0.75, "strict_f1": values["entity_f1"]})
         for number in range(9):  # every misplaced tag is an error that names the setting
             for tag in {*found.labels} - {sentence.tags[number]}:
                 wrong = [*sentence.tags[:number], tag, *sentence.tags[number + 1 :]]
