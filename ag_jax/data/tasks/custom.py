@@ -75,7 +75,7 @@ class CustomTask:
     scheme: how tags mark the words of entities: bio, iob1, ioe1, ioe2, bioes or bilou; plain tags, such as parts of
         speech, mark none. None takes plain if no tag of the training file begins like B-, I-, E-, L-, S- or U-, and
         otherwise the first scheme in which the fewest of its sentences have a misplaced tag, tried in the order bio,
-        iob1, ioe2, ioe1, bioes, bilou: tags of O and I- alone are iob1.
+        iob1, ioe2, ioe1, bioes, bilou: tags of O and I- alone are iob1. The program fills in another one than bio.
     label_type: type of the classes in the training file, which the program fills in.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.
@@ -217,7 +217,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
     metrics = _METRICS["plain" if scheme == "plain" else settings.kind]
     if scheme == "plain" and "O" in labels:
         metrics = (*metrics, "token_f1")  # without O it would be the accuracy
-    elif scheme != "plain" and settings.scheme:  # which suites of before this setting lack
+    elif scheme not in ("plain", "bio"):
         metrics = (*metrics, "strict_f1")
     answerable = settings.answerable is not False
     if settings.kind == "classification" and len(labels) == 2:
@@ -348,9 +348,11 @@ def _read_labels(
         column = "tags" if _is_conll(settings, file) else column
         scheme = settings.scheme or schemes.recognised(custom_labels.tags(located, column))
         if settings.labels:
-            return {"scheme": scheme, "labels": tags_of(f"{setting}s", settings.labels, scheme)}
-        types = custom_labels.entity_types(located, column, file, scheme)
-        return {"scheme": scheme, "labels": schemes.all_tags(types, scheme)}
+            labels = tags_of(f"{setting}s", settings.labels, scheme)
+        else:
+            labels = schemes.all_tags(custom_labels.entity_types(located, column, file, scheme), scheme)
+        # None stands for bio in settings with labels, as in those of suites from before there were other schemes.
+        return {"labels": labels, "scheme": settings.scheme if scheme == "bio" else scheme}
     if settings.kind == "regression":
         low, high = custom_labels.number_range(located, column, file, settings.lowest, settings.highest, setting)
         return {"lowest": low, "highest": high}

@@ -1,5 +1,6 @@
 """Schemes of tags against seqeval, and as files have them."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -86,12 +87,13 @@ def test_the_scheme_of_a_file_is_recognised_or_named(tmp_path):
     for scheme in SCHEMES:
         write(tmp_path, {"a.jsonl": lines({"words": words, "tags": TAGS[scheme].split()})})
         found = settings()
-        assert found.scheme == scheme and found.labels == schemes.all_tags(("X", "Y"), scheme)
+        assert (found.scheme or "bio") == scheme and found.labels == schemes.all_tags(("X", "Y"), scheme)
         assert settings(labels=("Y", "X")).labels == schemes.all_tags(("Y", "X"), scheme)
         (sentence,) = custom.load("own", found, str(tmp_path), "train", folds=True)
         assert sentence.tags == tuple(TAGS[scheme].split())
         task = custom.make_task("own", found)
-        assert task.metric == "entity_f1" and "strict_f1" in task.metrics
+        assert task.metric == "entity_f1" and ("strict_f1" in task.metrics) == (scheme != "bio")
+        task = dataclasses.replace(task, metrics=(*task.metrics, "strict_f1"))
         values = kinds.evaluate(task, [sentence], [(*sentence.tags[:7], "O", "O")])
         assert values == pytest.approx(values | {"precision": 1, "recall": 0.75, "strict_f1": values["entity_f1"]})
         for number in range(9):  # every misplaced tag is an error that names the setting
