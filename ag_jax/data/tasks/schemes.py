@@ -114,9 +114,10 @@ def check(tags_of_words: Sequence[str], labels: Sequence[str], scheme: Scheme) -
 def recognised(sentences: Sequence[Sequence[str]]) -> Scheme:
     """Return the scheme of tags: the one in which the fewest sentences are not well-formed, of equal ones the first.
 
-    Tags of which none begins with a mark, such as B-, are plain.
+    Tags of which none begins with a mark, such as B-, are plain, unless all are O.
     """
-    if not any(_TAG.fullmatch(tag) for of_words in sentences for tag in of_words):
+    different = {tag for of_words in sentences for tag in of_words} - {OUTSIDE}
+    if different and not any(map(_TAG.fullmatch, different)):
         return "plain"
     found: list[tuple[int, Scheme]] = []
     for scheme in _MARKS:

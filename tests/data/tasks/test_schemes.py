@@ -108,6 +108,8 @@ def test_the_scheme_of_a_file_is_recognised_or_named(tmp_path):
     assert settings().scheme == "iob1" and settings(scheme="ioe1").scheme == "ioe1"
     with pytest.raises(ValueError, match="a.jsonl, line 1.*I-X at word 1.*custom.scheme"):
         custom.load("own", settings(scheme="bio"), str(tmp_path), "train", folds=True)
+    write(tmp_path, {"a.jsonl": lines({"words": words, "tags": ["O"] * 9})})
+    assert settings(labels=("X",)).labels == ("O", "B-X", "I-X")
     write(tmp_path, {"a.jsonl": lines({"words": ["a", "b"], "tags": ["NOUN", "B-X"]})})
     with pytest.raises(ValueError, match="a.jsonl, line 1.*'NOUN'.*custom.scheme.*plain"):
         settings()
