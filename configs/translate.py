@@ -50,6 +50,7 @@ def get_config(
     target: str = "",
     source_field: str = "source",
     target_field: str = "target",
+    skip_null: bool = False,
     validation_source: str = "",
     validation_target: str = "",
     test_source: str = "",
@@ -67,6 +68,7 @@ def get_config(
     target: their translations: as many files, with as many lines.
     source_field: key or column of the texts, in files whose records have both sides.
     target_field: key or column of their translations, in the same files.
+    skip_null: leave records out of which a side is null or missing.
     validation_source: texts for validation; without them, a share of the training pairs is held out.
     validation_target: their translations.
     test_source: texts whose translations `ag-jax evaluate` and `compare` score.
@@ -83,7 +85,7 @@ def get_config(
         train=(source, target),
         validation=(validation_source, validation_target),
         test=(test_source, test_target),
-        fields={"source_field": source_field, "target_field": target_field},
+        fields={"source_field": source_field, "target_field": target_field, "skip_null": skip_null},
     )
     size = translation.size_for(pair_count) if size == "auto" else size
     translation.custom_size(config, size, pair_count, steps or None)

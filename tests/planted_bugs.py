@@ -255,6 +255,20 @@ BUGS = (
         "tests/data/parallel/test_batching.py",
     ),
     Bug(
+        "the prepared text without its null texts is taken for the text",
+        "ag_jax/data/text/documents.py",
+        '*(["skip_null"] if config.skip_null else []),',
+        "",
+        "tests/data/records/test_sources.py",
+    ),
+    Bug(
+        "a file without the field that holds the text is left out as null texts",
+        "ag_jax/data/records/formats.py",
+        "    if missing and not has_field:",
+        "    if False:",
+        "tests/data/records/test_sources.py",
+    ),
+    Bug(
         "files of two globs are paired although one side lacks a file",
         "ag_jax/data/parallel/globs.py",
         "if difference != expected:",
@@ -1119,10 +1133,24 @@ BUGS = (
     ),
     Bug(
         "an entity goes on with the I- tags of any type, not of its own type alone",
-        "ag_jax/evaluation/entities.py",
-        '        continues = tag.startswith("I-") and tag[2:] == kind',
-        '        continues = tag.startswith("I-") and bool(kind)',
+        "ag_jax/data/tasks/schemes.py",
+        "tag != OUTSIDE and tag[2:] == kind and",
+        "tag != OUTSIDE and bool(kind) and",
         "tests/evaluation/test_entities.py",
+    ),
+    Bug(
+        "an IOB1 entity behind another of its type does not begin with B-",
+        "ag_jax/data/tasks/schemes.py",
+        "[::2] == (kind, first - 1)",
+        "[::2] == (kind, first)",
+        "tests/data/tasks/test_schemes.py",
+    ),
+    Bug(
+        "a scheme is recognised by the most misplaced tags",
+        "ag_jax/data/tasks/schemes.py",
+        "return min(found, key",
+        "return max(found, key",
+        "tests/data/tasks/test_schemes.py",
     ),
     Bug(
         "the 95 % intervals of BLEU, chrF and TER leave out 5 % of the resamples on each side, which is 90 %",

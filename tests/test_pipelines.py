@@ -15,6 +15,7 @@ import ag_jax
 from ag_jax.api.pipelines import words
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.tasks import schemes
 from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, finetuned, importing, opening, sentence_vectors
 from ag_jax.interop.finetuned import FineTuned
@@ -200,6 +201,10 @@ def test_tag(places, opened):
     cut = tag("we " * 50, top_k=None)
     assert [len(guesses) for _, guesses in cut] == [3] * 22 + [0] * 28  # 24 tokens, of which two are special
     assert [tag for _, tag in tag("we " * 50)][22:] == ["O"] * 28
+    texts = ["we build roads", "good roads good union strong", "bad state"]
+    for pairs, found in zip(tag(texts), tag(texts, entities=True), strict=True):
+        expected = schemes.entities([tag for _, tag in pairs])
+        assert found == [(" ".join(word for word, _ in pairs[of[1] : of[2] + 1]), *of) for of in expected]
 
 
 def test_choose(places, opened, tmp_path):
@@ -294,6 +299,7 @@ GOOD = ("good",)
         ("tag", "tagging", ([["good", 3]],), {}, "word 2 of 2"),
         ("tag", "tagging", (["we", " "],), {}, "text 2 of 2"),
         ("tag", "tagging", GOOD, {"top_k": -1}, "top_k"),
+        ("tag", "tagging", GOOD, {"top_k": 2, "entities": True}, "entities.*top_k=2"),
         ("choose", "choice", ("which", "good"), {}, "candidates"),
         ("choose", "choice", ("which", ["one"]), {}, "candidates"),
         ("choose", "choice", (["which"], [["good", "bad"]] * 2), {}, "argument 2"),

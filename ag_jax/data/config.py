@@ -138,6 +138,8 @@ class DataConfig:
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).
+    skip_null: leave out records whose text is null, missing or empty, of pairs those with such a side that is null or
+        missing, and count them; otherwise null and missing texts are an error that names the record.
     skip_words: number of words, separated by white space, that are left out at the beginning of each document of
         `source`, for example because the model is tested on this text; documents without more words are left out. One
         number for the whole source, or one for each of the parts that commas separate. A `.txt` file of more than 4 MiB
@@ -181,6 +183,7 @@ class DataConfig:
     source: str = "sotu"
     target: str | None = None
     text_field: str = "text"
+    skip_null: bool = False
     skip_words: tuple[Annotated[int, Ge(0)], ...] = ()
     max_words: Annotated[int, Ge(1)] | None = None
     source_field: str = "source"

@@ -1,39 +1,26 @@
-"""Entities in BIO tags, and their precision, recall and F1.
+"""Precision, recall and F1 of entities in tags of any scheme.
 
 F1 = 2PR / (P + R) over all entities of all sentences (micro). A predicted entity is right if its type, its first word
-and its last word are right (Tjong Kim Sang and De Meulder 2003; the script conlleval). Values are 0 where a denominator
-is 0.
+and its last word are right (Tjong Kim Sang and De Meulder 2003; the script conlleval). `data.tasks.schemes.entities`
+finds them. Values are 0 where a denominator is 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import sklearn.metrics
 
+from ag_jax.data.tasks.schemes import Scheme, entities, strict_entities
 from ag_jax.evaluation import classes
 
-Entity = tuple[str, int, int]  # type, index of the first word, index of the last word
 Tags = Sequence[Sequence[str]]
 
 
-def entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Yield (type, index of the first word, index of the last word) for each entity in the tags of a sentence.
+def entity_scores(gold: Tags, predicted: Tags, scheme: Scheme | None = None) -> dict[str, float]:
+    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted tags.
 
-    Indices count from 0. An I- that does not continue an entity of its type begins an entity, because models predict
-    such tags.
+    scheme: if given, only entities count whose tags are as this scheme writes them.
     """
-    kind, first = "", 0
-    for place, tag in enumerate([*tags, "O"]):
-        continues = tag.startswith("I-") and tag[2:] == kind
-        if kind and not continues:
-            yield kind, first, place - 1
-            kind = ""
-        if tag != "O" and not continues:
-            kind, first = tag[2:], place
-
-
-def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted BIO tags."""
-    counts = _counts(gold, predicted)
+    counts = _counts(gold, predicted, scheme)
     return classes.ratios(*(sum(of_type[place] for of_type in counts.values()) for place in range(3)))
 
 
@@ -43,11 +30,13 @@ def scores_by_type(gold: Tags, predicted: Tags) -> dict[str, dict[str, float]]:
     return {kind: classes.ratios(*of_type) | {"count": of_type[2]} for kind, of_type in counts}
 
 
-def _counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:
+def _counts(gold: Tags, predicted: Tags, scheme: Scheme | None = None) -> dict[str, list[int]]:
     """Return {type of entity: [number of right predictions, of predictions, of labelled entities]}."""
     counts: dict[str, list[int]] = {}
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        labelled, found = set(entities(gold_tags)), set(entities(predicted_tags))
+        labelled, found = (
+            set(strict_entities(tags, scheme) if scheme else entities(tags)) for tags in (gold_tags, predicted_tags)
+        )
         for place, group in enumerate((labelled & found, found, labelled)):
             for kind, _, _ in group:
                 counts.setdefault(kind, [0, 0, 0])[place] += 1

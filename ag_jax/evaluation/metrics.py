@@ -19,7 +19,7 @@ from ag_jax.evaluation.answers import Candidates
 from ag_jax.settings import imported
 
 
-def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> float:
+def accuracy(labels: Sequence[Any], predictions: Sequence[Any]) -> float:
     """Return the fraction of predictions that are right."""
     return float(sklearn.metrics.accuracy_score(labels, predictions))
 
@@ -152,7 +152,11 @@ def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
         zero = {"matthews", "pearson", "spearman"} if len(set(labels)) < 2 else set()
         zero |= {"f1"} if 1 not in labels else set()
     elif task.kind == "tagging":
-        zero = set() if {*itertools.chain(*labels)} - {"O"} else {"entity_f1", "precision", "recall", "token_f1"}
+        zero = (
+            set()
+            if {*itertools.chain(*labels)} - {"O"}
+            else {"entity_f1", "precision", "recall", "strict_f1", "token_f1"}
+        )
     elif task.kind in ("span", "span_or_none"):
         zero = set() if any(labels) else {"has_answer_f1", "has_answer_exact_match"}
         zero |= {"no_answer_accuracy"} if all(labels) else set()
@@ -186,11 +190,23 @@ def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[in
 
 
 def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return {metric: value} of predicted BIO tags: precision, recall and F1 of entities, and F1 of single tags."""
-    del task
-    gold = [example.tags for example in examples]
+    """Return {metric: value} of predicted tags: precision, recall and F1 of entities, and F1 of single tags.
+
+    `strict_f1` is the F1 of entities whose tags are as the scheme of the task writes them.
+
+    Of plain tags: accuracy, macro-F1 over the tags that are labelled or predicted, and F1 of single tags.
+    """
+    gold: list[Any] = [example.tags for example in examples]
+    if task.scheme == "plain":
+        labels, predicted = [*itertools.chain(*gold)], [*itertools.chain(*predictions)]
+        names = [tag for tag in task.labels if tag in {*labels, *predicted}]
+        macro = sklearn.metrics.f1_score(labels, predicted, labels=names, average="macro", zero_division=0)
+        values = {"accuracy": accuracy(labels, predicted), "macro_f1": float(macro)}
+        return values | {"token_f1": entities.token_f1(gold, predictions)}
     scores = entities.entity_scores(gold, predictions)
-    return {"entity_f1": scores.pop("f1"), **scores, "token_f1": entities.token_f1(gold, predictions)}
+    strict = entities.entity_scores(gold, predictions, task.scheme)["f1"]
+    scores = {"entity_f1": scores.pop("f1"), **scores, "strict_f1": strict}
+    return scores | {"token_f1": entities.token_f1(gold, predictions)}
 
 
 def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:

@@ -108,9 +108,10 @@ def number(task: Task, example: Texts, scores: np.ndarray) -> float:
 
 
 def tags(task: Task, example: TaggedSentence, scores: np.ndarray) -> tuple[str, ...]:
-    """Return the highest-scoring tag of each word of a sentence, and O for words that were truncated."""
+    """Return the highest-scoring tag of each word; for truncated words O, or _ where the task has no tag O."""
     best = [task.labels[label] for label in np.argmax(scores, axis=-1)]
-    return (*best, *["O"] * (len(example.words) - len(best)))
+    unread = "O" if "O" in task.labels else "_"
+    return (*best, *[unread] * (len(example.words) - len(best)))
 
 
 def answer(task: Task, example: Question, scores: Candidates) -> str:

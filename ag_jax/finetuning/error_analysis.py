@@ -10,6 +10,7 @@ import numpy as np
 
 from ag_jax.analysis.report import DASH, Block, Section, percent
 from ag_jax.analysis.tables import Table, shortened, verbatim
+from ag_jax.data.tasks import schemes
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import classes, entities
 from ag_jax.evaluation.answers import Candidates
@@ -27,8 +28,9 @@ def analysis(task: Task, examples: Sequence[Any], rows: Sequence[Row]) -> dict[s
     rows: the prediction of each example.
 
     confusion: {`labels`: names, `counts`: matrix with a row for each label and a column for each prediction}, of
-        classes, or of the types of the words of tagged sentences.
-    classes: {name: {`precision`, `recall`, `f1`, `count`}} of classes, or of types of entities.
+        classes, of plain tags, or of the types of entities that the tags of words have.
+    classes: {name: {`precision`, `recall`, `f1`, `count`}} of classes, types of entities or plain tags.
+    counted: `entities` or `words`, what `count` counts for tagged sentences.
     errors: {`root_mean_squared`, `of_the_mean`}, of numbers: the error of the predictions, and that of always
         predicting the mean of the labels.
     wrong: number of examples with a wrong prediction; of numbers None.
@@ -43,15 +45,17 @@ def analysis(task: Task, examples: Sequence[Any], rows: Sequence[Row]) -> dict[s
         found["confusion"], counts_CC = _confusion(names, pairs)
         found["classes"] = dict(zip(names, classes.scores(counts_CC), strict=True))
     elif task.kind == "tagging":
-        names = list(dict.fromkeys(["O", *map(_type, task.labels)]))
         gold = [example.tags for example in examples]
-        words = [
-            (names.index(_type(tag)), names.index(_type(other)))
-            for tags, others in zip(gold, predicted, strict=True)
-            for tag, other in zip(tags, others, strict=True)
-        ]
-        found["confusion"], _ = _confusion(names, words)
-        found["classes"] = entities.scores_by_type(gold, predicted)
+        sides = [[_name(tag, task) for tags in side for tag in tags] for side in (gold, predicted)]
+        # Words that were cut off may have a prediction that is none of the labels.
+        names = list(dict.fromkeys([*(_name(tag, task) for tag in task.labels), *sides[1]]))
+        places = {name: place for place, name in enumerate(names)}
+        words = [(places[tag], places[other]) for tag, other in zip(*sides, strict=True)]
+        found["confusion"], counts_CC = _confusion(names, words)
+        is_plain = task.scheme == "plain"
+        by_name = dict(zip(names, classes.scores(counts_CC), strict=True))
+        found["classes"] = by_name if is_plain else entities.scores_by_type(gold, predicted)
+        found["counted"] = "words" if is_plain else "entities"
     elif task.kind == "regression":
         labels = np.array([example.label for example in examples], np.float64)
         squares = [np.square(labels - one) for one in (np.asarray(predicted, np.float64), labels.mean())]
@@ -70,9 +74,9 @@ def _confusion(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> tuple[
     return {"labels": list(names), "counts": counts_CC.tolist()}, counts_CC
 
 
-def _type(tag: str) -> str:
-    """Return the type of entity of a BIO tag; O for O."""
-    return tag if tag == "O" else tag[2:]
+def _name(tag: str, task: Task) -> str:
+    """Return the type of entity that a tag has, O for O, or a plain tag itself."""
+    return schemes.type_of(tag, task.scheme) or tag
 
 
 def _mistakes(
@@ -203,12 +207,13 @@ def section(name: str, kind: str, metric: str, found: Mapping[str, Any], several
     if confusion := found.get("confusion"):
         blocks += _confusion_blocks(confusion, "words" if kind == "tagging" else "examples")
     if by_class := found.get("classes"):
-        what = "Entities" if kind == "tagging" else "Examples"
+        what = found.get("counted", "examples").capitalize()
+        name_of = {"Entities": "Type", "Words": "Tag"}.get(what, "Class")
         rows = [
             [verbatim(label), *(percent(of[key]) for key in ("precision", "recall", "f1")), f"{of['count']:,}"]
             for label, of in by_class.items()
         ]
-        blocks.append(Table(["Type" if kind == "tagging" else "Class", "Precision", "Recall", "F1", what], rows))
+        blocks.append(Table([name_of, "Precision", "Recall", "F1", what], rows))
     if found["most_wrong"]:
         blocks += _most_wrong_blocks(kind, found["most_wrong"])
     return Section(f"Errors: {name}" if several else "Errors", blocks)

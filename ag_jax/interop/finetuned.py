@@ -48,7 +48,7 @@ class Head:
 
     task: name of the task, empty if it is not one of this project's.
     kind: see `TaskModel`.
-    labels: names of the classes or BIO tags.
+    labels: names of the classes or tags.
     low, high: the values that outputs 0 and 1 stand for in a regression.
     style: the model family whose activation, dropout and LayerNorm the head has, see `TaskModel`.
     max_length: tokens of a sequence in training; for an imported model, its number of positions.

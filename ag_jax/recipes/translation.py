@@ -250,11 +250,11 @@ def custom_size(config: Config, name: str, pair_count: int, steps: int | None = 
     config.optimizer.warmup_steps = warmup
 
 
-def custom_pairs(config: Config, train: Files, validation: Files, test: Files, fields: Mapping[str, str]) -> int:
+def custom_pairs(config: Config, train: Files, validation: Files, test: Files, fields: Mapping[str, Any]) -> int:
     """Set a config to read custom pairs of texts from files; return the number of training pairs.
 
     train, validation, test: the files with the texts and those with their translations, empty if there are none.
-    fields: the keys or columns `source_field` and `target_field` of files that have both.
+    fields: the keys or columns `source_field` and `target_field` of files that have both, and `skip_null`.
 
     The first text of `source` becomes the one whose attention maps reports show. Raises ValueError or FileNotFoundError
     for files that cannot be used. Also the test set is read: it is needed only after the training, when an error would

@@ -46,6 +46,7 @@ def get_config(
     choices: tuple[str, ...] = (),
     id: str | None = None,
     labels: tuple[str, ...] = (),
+    scheme: OneOf("auto", "bio", "iob1", "ioe1", "ioe2", "bioes", "bilou", "plain") = "auto",
     held_out: int = 10,
     separator: OneOf("auto", "comma", "semicolon", "tab") = "auto",
     reader: str | None = None,
@@ -61,7 +62,7 @@ def get_config(
     """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    kind: what is predicted for each example: a class, a number, the right one of several candidates, a BIO tag for each
+    kind: what is predicted for each example: a class, a number, the right one of several candidates, a tag for each
         word, or the part of a context that answers a question (span).
     train: file with the training examples; without it, `task` names a task of the catalogue.
     validation: file with the validation examples; without it, some training examples are held out.
@@ -73,6 +74,7 @@ def get_config(
     choices: columns with the candidates of a choice, comma-separated, or one column with lists of texts.
     id: column with a different id for each example.
     labels: comma-separated names of the classes, or entity types; without them they are read from the training file.
+    scheme: how tags mark entities, or `plain` for tags that mark none, such as parts of speech; `auto` recognises it.
     held_out: about one in so many training examples is held out, if there is no validation file.
     separator: what separates the columns of a table; `auto` is a comma in .csv, and in .tsv a tab without quotes.
     reader: import path `module.function` of a function that reads files of another form.
@@ -108,6 +110,7 @@ def get_config(
         choices=choices,
         id=id,
         labels=labels,
+        scheme=scheme.replace("auto", ""),
         held_out=held_out,
         separator=separator.replace("auto", ""),
         reader=reader,

@@ -9,6 +9,7 @@ import numpy as np
 from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
 from ag_jax.api.pipelines.guesses import best_guesses
 from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
+from ag_jax.data.tasks import schemes
 from ag_jax.data.tasks.task import TaggedSentence
 from ag_jax.finetuning import kinds
 from ag_jax.interop.finetuned import FineTuned
@@ -21,6 +22,7 @@ class Tag(Pipeline):
         tag("Ana flew from Lisbon to Oslo")                        # a text, split at white space
         tag(["Ana flew.", ["He", "stayed", "."]], batch_size=64)   # a list of texts and lists of words -> a list
         tag("Ana flew from Lisbon to Oslo", top_k=None)            # all tags of each word with their probabilities
+        tag("Ana flew from New York", entities=True)               # [("Ana", "PER", 0, 0), ("New York", "LOC", 3, 4)]
         tag.logits("Ana flew from Lisbon to Oslo")                 # an array [words, tags]
 
     labels: the names of the tags, in the order of the logits.
@@ -36,28 +38,46 @@ class Tag(Pipeline):
         return self._model.task.labels
 
     def __call__(
-        self, texts: str | Sequence[str | Sequence[str]], *, top_k: int | None = 1, batch_size: int = BATCH_SIZE
+        self,
+        texts: str | Sequence[str | Sequence[str]],
+        *,
+        top_k: int | None = 1,
+        entities: bool = False,
+        batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the tags of a text as a list of (word, tag), or of (word, list of `Guess`es) unless `top_k` is 1.
+
+        With `entities`, the list has (text, type, number of the first word, number of the last word) of each entity.
 
         texts: a text, which is split at white space, or a list of texts, for which a list is returned. A text given as
             a list of words must be an item of a list, because a list of strings is a list of texts.
         top_k: 1 returns the most probable tag of each word; a larger number returns (word, guesses), where guesses is a
             list of at most so many tags with their probabilities, and None a list of all tags, the most probable first.
+        entities: return the entities that the tags mark, in any scheme of `ag_jax.data.tasks.schemes`. Numbers of words
+            count from 0, and a space is put between the words of an entity.
         batch_size: the most texts that are computed together.
 
-        Words beyond the length of training get the tag O; their list of guesses is empty. Raises ValueError for other
-        arguments, and for a text without words.
+        Words beyond the length of training get the tag O, or _ if the model has no tag O; their list of guesses is
+        empty. Raises ValueError for other arguments, for a text without words, and for entities where tags mark none.
         """
         top_k = check_top_k(top_k)
+        if entities and (top_k != 1 or schemes.recognised([self.labels]) == "plain"):
+            raise ValueError(
+                "entities=True needs top_k=1 and a model whose tags mark entities, such as B-PER, got "
+                f"top_k={top_k} and the tags {', '.join(self.labels)}: leave out entities"
+            )
         examples, scores, single = self._scores(texts, batch_size)
-        results: list[list[tuple[str, Any]]] = []
+        results: list[list[tuple[Any, ...]]] = []
         for example, logits_WC in zip(examples, scores, strict=True):
             tags: Any = kinds.decide(self._model.task, example, logits_WC)
             if top_k != 1:
                 tags = [best_guesses(self.labels, logits_C, top_k) for logits_C in logits_WC]
                 tags += [[] for _ in range(len(example.words) - len(tags))]
-            results.append([*zip(example.words, tags, strict=True)])
+            if entities:
+                found = schemes.entities(tags)
+                results.append([(" ".join(example.words[of[1] : of[2] + 1]), *of) for of in found])
+            else:
+                results.append([*zip(example.words, tags, strict=True)])
         return results[0] if single else results
 
     def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int = BATCH_SIZE) -> Any:

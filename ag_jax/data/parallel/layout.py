@@ -5,6 +5,7 @@ source text: translations of the same text are never in both parts, and a pair s
 
 Of both parts, pairs are left out that
 
+    with null texts      have null or no text in a field of their record; only with `skip_null`, otherwise an error
     without text         have no word on one side or on both
     of unequal lengths   have more than `max_words_ratio` times as many words on one side as on the other
     too long             have a side of more than `max_tokens` tokens
@@ -30,6 +31,7 @@ from ag_jax.data.config import DataConfig
 from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Part, Piece, parts_of
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import Pair
+from ag_jax.data.records import formats
 from ag_jax.data.store import WRITTEN_TOGETHER, Block, Row, Rows, TextStore
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
@@ -74,7 +76,9 @@ class Pairs:
         """Return settings and versions of files that are equal only for the same pieces; made without reading text."""
         validation = pairs.validation(self.config)
         held_out = validation.identity() if validation else self.config.validation_fraction
-        return [self.config.format, pairs.training(self.config).identity(), held_out, self.config.max_words_ratio]
+        skip_null = ["skip_null"] if self.config.skip_null else []
+        training = pairs.training(self.config).identity()
+        return [self.config.format, training, held_out, self.config.max_words_ratio, *skip_null]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
         """Return {setting: [(name, path), ...]} of the files of the pairs."""
@@ -102,13 +106,17 @@ class Pairs:
 
         fraction: share of the pairs that is held out.
         """
-        texts = (pair for unit in part.units for pair in unit.read(""))
+        nulls = Counter[str]()
+        texts = (
+            pair for unit in part.units for pair in formats.without_nulls(unit.read(""), self.config.skip_null, nulls)
+        )
         for number, pair in enumerate(texts):
             held_out = _is_held_out(pair, fraction) if part.held_out == UNDECIDED else bool(part.held_out)
             if reason := _left_out(pair, self.config.max_words_ratio):
                 left_out[f"{SPLITS[held_out]} pairs {reason}"] += 1
             else:
                 yield Piece(pair, int(held_out), number)
+        left_out.update({f"pairs with {name}": count for name, count in nulls.items()})
 
     @staticmethod
     def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]]) -> Encoded:

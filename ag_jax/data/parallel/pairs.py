@@ -3,9 +3,10 @@
     source and target   files, globs or lists of these with commas: the first file of the source goes with the first
                         file of the target, line by line, and so on; `sides.py` describes the files. The files that two
                         globs match go together in the order of their names, which must differ in the same way
-    source alone        files whose records have both sides: .jsonl or .ndjson, with a field each, or .tsv, with a
-                        column each. The first line of a .tsv has the names of the columns; without these names in it, a
-                        .tsv must have two columns, source and target. Quotes have no meaning in it
+    source alone        files whose records have both sides: .jsonl or .ndjson, with a field each, also within an object
+                        "translation" as Hugging Face writes pairs, or .tsv, with a column each. The first line of a
+                        .tsv has the names of the columns; without these names in it, a .tsv must have two columns,
+                        source and target. Quotes have no meaning in it
 
 All may be compressed, as in train.en.gz.
 """
@@ -15,7 +16,7 @@ import functools
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ag_jax.data import local
@@ -59,6 +60,7 @@ class PairFiles:
     source: files or globs, with commas between several.
     target: the files of the translations; None if the records of `source` have both sides.
     source_field, target_field: fields or columns of the sides, if `target` is None.
+    skip_null: whether records are left out of which a side is null or missing; otherwise they are an error.
     setting: name of the setting with `source`, for error messages.
     target_setting: name of the setting with `target`, for error messages.
 
@@ -72,9 +74,11 @@ class PairFiles:
     target_field: str = DataConfig.target_field
     setting: str = "data.source"
     target_setting: str = "data.target"
+    skip_null: bool = DataConfig.skip_null
 
     def __iter__(self) -> Iterator[Pair]:
-        return interruption.checked(pair for unit in self.units() for pair in unit.read(""))
+        units = (formats.without_nulls(unit.read(""), self.skip_null) for unit in self.units())
+        return interruption.checked(itertools.chain.from_iterable(units))
 
     def units(self) -> list[Unit]:
         """Return the files, or source files with their target files, each with a function that yields its pairs."""
@@ -85,7 +89,7 @@ class PairFiles:
             ]
         return [_unit(*both) for both in self._aligned_files(self.target)]
 
-    def _read(self, file: pathlib.Path, _: str) -> Iterator[Pair]:
+    def _read(self, file: pathlib.Path, _: str) -> Iterator[Pair | formats.NullText]:
         return _records(file, self)
 
     @property
@@ -166,7 +170,8 @@ def _unit(source: pathlib.Path, target: pathlib.Path) -> Unit:
 
 def training(config: DataConfig) -> PairFiles:
     """Return the files of the training pairs."""
-    return PairFiles(config.source, config.target, config.source_field, config.target_field)
+    fields = config.source_field, config.target_field
+    return PairFiles(config.source, config.target, *fields, skip_null=config.skip_null)
 
 
 def validation(config: DataConfig) -> PairFiles | None:
@@ -180,6 +185,7 @@ def validation(config: DataConfig) -> PairFiles | None:
         config.target_field,
         "data.validation_source",
         "data.validation_target",
+        config.skip_null,
     )
 
 
@@ -248,8 +254,11 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
 _END = "\n"  # no line of a side has a line feed
 
 
-def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
-    """Yield the pairs of a .jsonl or .tsv file whose records hold both a text and its translation."""
+def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair | formats.NullText]:
+    """Yield the pairs of a .jsonl or .tsv file whose records hold both a text and its translation.
+
+    In place of a pair of which a side is null stands its error.
+    """
     ending = files.kind(file.name)[0]
     if ending not in (*JSON_LINES, TABLE):
         raise ValueError(
@@ -262,18 +271,38 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
             yield from _of_columns(rows, pair_files)
             return
         for where, entry in formats.json_lines(stream, str(file)):
-            texts = (formats.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
-            yield Pair(*map(sides.one_line, texts))
+            place, record = _with_languages(entry, where, pair_files)
+            yield _pair(formats.field_of(record, name, place, setting) for setting, name in pair_files.fields.items())
 
 
-def _of_columns(rows: Iterator[formats.LocatedRecord], pair_files: PairFiles) -> Iterator[Pair]:
+def _with_languages(
+    entry: formats.Record | ValueError, where: str, pair_files: PairFiles
+) -> tuple[str, formats.Record | ValueError]:
+    """Return (where, the record with both sides): the object in the field "translation", unless `entry` has them."""
+    inner = None if isinstance(entry, ValueError) else entry.get("translation")
+    if not isinstance(inner, dict) or not isinstance(entry, dict) or set(pair_files.fields.values()) & set(entry):
+        return where, entry
+    return f'{where}, "translation"', inner
+
+
+def _pair(texts: Iterable[str | formats.NullText]) -> Pair | formats.NullText:
+    """Return two texts as a pair, or the error for the first one that is null."""
+    lines: list[str] = []
+    for text in texts:
+        if isinstance(text, formats.NullText):
+            return text
+        lines.append(sides.one_line(text))
+    return Pair(*lines)
+
+
+def _of_columns(rows: Iterator[formats.LocatedRecord], pair_files: PairFiles) -> Iterator[Pair | formats.NullText]:
     """Yield the pairs of a tab-separated table of texts and translations, of which the first row may be a header."""
     first = next(rows, None)
     if first is None:
         return
     columns = _named_columns(first, pair_files)
     for where, row in rows if columns else itertools.chain([first], rows):
-        yield Pair(*(sides.one_line(formats.field_of(row, column, where)) for column in columns or ("0", "1")))
+        yield _pair(formats.field_of(row, column, where) for column in columns or ("0", "1"))
 
 
 def _named_columns(first: formats.LocatedRecord, pair_files: PairFiles) -> list[str] | None:

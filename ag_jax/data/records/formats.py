@@ -32,14 +32,16 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.records import files
 
+Item = TypeVar("Item")
 Record = Mapping[str, Any]
 LocatedRecord = tuple[str, Record | ValueError]
 
+NULLS = "null texts"  # name under which records without a text are counted
 LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another file: both are held in memory
 LARGEST_TEXT = 2**22  # bytes of a .txt file that are one record
 ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at the same time
@@ -319,14 +321,56 @@ def require(record: Record | ValueError, where: str) -> Record:
     return record
 
 
-def field_of(record: Record | ValueError, field: str, where: str, setting: str = "data.text_field") -> str:
-    """Return the text in a field of a record. Raises ValueError if the record or the field is missing or is not text.
+class NullText(ValueError):
+    """The error for a record whose text is null: readers yield it in place of the text."""
+
+
+class MissingText(NullText):
+    """The error for a record that has no field with a text."""
+
+
+def without_nulls(
+    items: Iterable[Item | NullText], skip_null: bool, left_out: collections.Counter[str] | None = None
+) -> Iterator[Item]:
+    """Yield the texts of a file, or its pairs of texts, without those that are null.
+
+    skip_null: whether null is left out; otherwise it is raised.
+    left_out: if given, counts what is left out as `NULLS`.
+
+    Raises ValueError in any case if no record of the file has the field.
+    """
+    missing, has_field = None, False
+    for item in items:
+        if not isinstance(item, NullText):
+            has_field = True
+            yield item
+            continue
+        if not skip_null:
+            raise item
+        if left_out is not None:
+            left_out[NULLS] += 1
+        missing, has_field = missing or item, has_field or not isinstance(item, MissingText)
+    if missing and not has_field:
+        raise ValueError(f"{missing}; no record of the file has this field")
+
+
+def field_of(record: Record | ValueError, field: str, where: str, setting: str = "data.text_field") -> str | NullText:
+    """Return the text in a field of a record; a `NullText` if the record has no such field, or null in it.
 
     where: the location of the record.
     setting: name of the setting that chose the field.
+
+    Raises ValueError if the record cannot be read, or the field holds something else.
     """
     value = require(record, where)
-    check_field(field, value, where, setting)
+    section = setting.rpartition(".")[0]
+    skip = f"set {section}{'.' * bool(section)}skip_null=True to leave such records out"
+    try:
+        check_field(field, value, where, setting)
+    except ValueError as error:
+        return MissingText(f"{error}, or {skip}")
+    if value[field] is None:
+        return NullText(f'{where}: the field "{field}" is null: add its text, or {skip}')
     if not isinstance(value[field], str):
         raise ValueError(f'{where}: the field "{field}" must be a string, got {type(value[field]).__name__}')
     return value[field]

@@ -136,10 +136,12 @@ class DataSet:
             read = functools.partial(self._texts, shard, number)
             yield Unit(self.source, size, read, lambda: self.identity() != before)
 
-    def _texts(self, shard: Any, number: int, text_field: str) -> Iterator[str]:
-        """Yield the texts of a shard; `number` is its number, counted from 0, for error messages.
+    def _texts(self, shard: Any, number: int, text_field: str) -> Iterator[str | formats.NullText]:
+        """Yield the texts of a shard, and in place of null a `NullText`.
 
-        Raises ValueError, with the fields that there are, if a record has no such field, or the shard cannot be read.
+        number: number of the shard, counted from 0, for error messages.
+
+        Raises ValueError if the shard cannot be read, or the field holds something else.
         """
         where = f"{self.source}, shard {number + 1}"
         records = iter(shard)

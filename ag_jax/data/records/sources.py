@@ -45,6 +45,7 @@ def documents(
     skip_words: Sequence[int] = (),
     left_out: Counter[str] | None = None,
     max_words: int | None = None,
+    skip_null: bool = False,
 ) -> Iterator[str]:
     """Yield the documents of a source that are not blank, always in the same order.
 
@@ -52,13 +53,16 @@ def documents(
     text_field: key, column or feature that holds the text, in formats that have several.
     skip_words: number of words that are left out at the beginning of each document; one number for all parts of the
         source, or one for each.
-    left_out: if given, counts the `words` that are left out in this way, and the `documents` that have no others.
+    left_out: if given, counts the `words` that are left out in this way, the `documents` that have no others, and with
+        `skip_null` the `null texts`.
     max_words: number of words after which the source ends, in the midst of a document; None reads all.
+    skip_null: whether records whose text is null, missing or blank are left out and counted; otherwise only blank ones
+        are left out, and others are an error.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
     """
-    nonempty = documents_of(units(source, skip_words), text_field, left_out)
+    nonempty = documents_of(units(source, skip_words), text_field, left_out, skip_null)
     first = next(nonempty, None)
     if first is None:
         longer = f" of more than data.skip_words={_joined(skip_words)} words" if any(skip_words) else ""
@@ -107,14 +111,24 @@ def _part(part: str) -> Part:
 
 
 def documents_of(
-    units: Iterable[Unit], text_field: str = "text", left_out: Counter[str] | None = None
+    units: Iterable[Unit],
+    text_field: str = "text",
+    left_out: Counter[str] | None = None,
+    skip_null: bool = False,
 ) -> Iterator[str]:
     """Yield the documents of `units`, except blank ones; the other arguments are as in `documents`."""
     counts = Counter() if left_out is None else left_out
-    texts = (
-        _without_beginning(document, unit.skip_words, counts) for unit in units for document in unit.read(text_field)
-    )
+    texts = _texts(units, text_field, counts, skip_null)
     yield from interruption.checked(text for text in texts if text.strip())
+
+
+def _texts(units: Iterable[Unit], text_field: str, left_out: Counter[str], skip_null: bool) -> Iterator[str]:
+    for unit in units:
+        for text in formats.without_nulls(unit.read(text_field), skip_null, left_out):
+            if skip_null and not text.strip():  # as null is written in a table
+                left_out[formats.NULLS] += 1
+            else:
+                yield _without_beginning(text, unit.skip_words, left_out)
 
 
 def identity(source: str) -> list[Any]:

@@ -56,8 +56,8 @@ class Files:
         """Return the path of a file relative to the directory that was given."""
         return pathlib.Path(os.path.relpath(file, self._base)).as_posix()
 
-    def documents(self, file: Any, text_field: str) -> Iterator[str]:
-        """Yield the documents of a file.
+    def documents(self, file: Any, text_field: str) -> Iterator[Any]:
+        """Yield the documents of a file; a `formats.NullText` in place of one that is null.
 
         Raises ValueError, with the name of the file, if it is damaged or is not what its name says, for a word of more
         than `LARGEST_WORD` characters, and for an empty file that is given by its name.
@@ -66,7 +66,8 @@ class Files:
         for where, record in formats.records(file, text_field):
             is_empty = False
             text = formats.field_of(record, text_field, where)
-            _check_words(text, where)
+            if isinstance(text, str):
+                _check_words(text, where)
             yield text
         if is_empty and (self.part == str(file) or os.path.isfile(os.path.expanduser(self.part))):
             raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ag_jax.data.tasks import superglue
+from ag_jax.data.tasks import schemes, superglue
 from ag_jax.data.tasks.glue import ACCURACY, GLUE, NLI, SPLITS, TABLES
 from ag_jax.data.tasks.task import QUESTION_AND_ANSWER, FileLayout, Task
 
@@ -15,11 +15,6 @@ _TAGGING: dict[str, Any] = {
 }
 _SPAN: dict[str, Any] = {"kind": "span", "form": "squad", "metric": "f1", "metrics": ("f1", "exact_match")}
 _TESTED = "the released code of Adversarial Self-Attention chose epochs by the test set"
-
-
-def bio(*types: str) -> tuple[str, ...]:
-    """Return the BIO tags for entity types: O, then B-TYPE and I-TYPE for each type."""
-    return ("O", *(f"{mark}-{type}" for type in types for mark in "BI"))
 
 
 def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> FileLayout:
@@ -202,7 +197,7 @@ _OTHERS = (
     Task(
         name="wnut17",
         form="words",
-        labels=bio("corporation", "creative-work", "group", "location", "person", "product"),
+        labels=schemes.all_tags(("corporation", "creative-work", "group", "location", "person", "product")),
         layouts=(
             FileLayout(
                 "columns",
@@ -219,7 +214,7 @@ _OTHERS = (
     Task(
         name="conll2003",
         form="chunked_words",
-        labels=bio("PER", "ORG", "LOC", "MISC"),
+        labels=schemes.all_tags(("PER", "ORG", "LOC", "MISC")),
         layouts=(
             FileLayout(
                 "columns",
@@ -241,7 +236,7 @@ _OTHERS = (
         # the four entity types; these are the types of the LORELEI corpora.
         name="oromo_ner",
         form="words",
-        labels=bio("PER", "ORG", "LOC", "GPE"),
+        labels=schemes.all_tags(("PER", "ORG", "LOC", "GPE")),
         folds=10,
         layouts=(FileLayout("columns", {"train": "all.conll|train.conll|oromo_ner.conll"}, ("oromo_ner",)),),
         **_TAGGING,

@@ -19,7 +19,8 @@ from annotated_types import Ge
 
 from ag_jax.data import local
 from ag_jax.data.records.formats import LocatedRecord, Record
-from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers
+from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers, schemes
+from ag_jax.data.tasks.schemes import Scheme
 from ag_jax.data.tasks.task import (
     Choices,
     Example,
@@ -45,6 +46,7 @@ _METRICS: dict[str, tuple[str, ...]] = {
     "regression": ("pearson", "spearman"),
     "choice": ("accuracy",),
     "tagging": ("entity_f1", "precision", "recall", "token_f1"),
+    "plain": ("accuracy", "macro_f1"),  # tagging without entities
     "span": ("f1", "exact_match"),
 }
 _NO_ANSWER = ("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy", "best_f1", "best_exact_match")
@@ -69,7 +71,11 @@ class CustomTask:
     choices: columns with the candidates of a choice; one column, if it holds a list of texts.
     id: column with a different id for each example; None numbers the rows from 0, but takes a column id of spans, if
         there is one.
-    labels: names of the classes, or entity types or BIO tags; empty reads them from the training file.
+    labels: names of the classes, or entity types or tags; empty reads them from the training file.
+    scheme: how tags mark the words of entities: bio, iob1, ioe1, ioe2, bioes or bilou; plain tags, such as parts of
+        speech, mark none. None takes plain if no tag of the training file begins like B-, I-, E-, L-, S- or U-, and
+        otherwise the first scheme in which the fewest of its sentences have a misplaced tag, tried in the order bio,
+        iob1, ioe2, ioe1, bioes, bilou: tags of O and I- alone are iob1. The program fills in another one than bio.
     label_type: type of the classes in the training file, which the program fills in.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.
@@ -93,6 +99,7 @@ class CustomTask:
     choices: tuple[str, ...] = ()
     id: str | None = None
     labels: tuple[str, ...] = ()
+    scheme: Scheme | None = None
     label_type: LabelType = "text"
     lowest: float | None = None
     highest: float | None = None
@@ -136,6 +143,8 @@ class CustomTask:
             )
         if self.kind == "tagging" and self.second:
             raise ValueError(f"custom.second must be none for a task of tagging, got {self.second!r}")
+        if self.kind != "tagging" and self.scheme:
+            raise ValueError(f"custom.scheme must be none for a task of {self.kind}, got {self.scheme}")
         if self.kind != "regression" and (self.lowest is not None or self.highest is not None):
             raise ValueError(f"custom.lowest and custom.highest must be none for a task of {self.kind}")
         if self.kind != "span" and self.answerable is not None:
@@ -164,7 +173,7 @@ class CustomTask:
 
     @property
     def column_of_label(self) -> str:
-        """The name of the column with the label, the BIO tags or the answers."""
+        """The name of the column with the label, the tags or the answers."""
         return self.label or _LABEL.get(self.kind or "", "label")
 
     def files(self, root: str | None) -> dict[str, pathlib.Path]:
@@ -202,8 +211,15 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
     files = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
     if not folds:  # without a validation file, the training file has the examples of both splits
         files = {"train": settings.train, "validation": settings.train, **files}
-    labels = tags_of(f"tasks.{name}.custom.labels", settings.labels) if settings.kind == "tagging" else settings.labels
-    metrics, answerable = _METRICS[settings.kind], settings.answerable is not False
+    labels, scheme = settings.labels, settings.scheme or "bio"
+    if settings.kind == "tagging":
+        labels = tags_of(f"tasks.{name}.custom.labels", labels, scheme)
+    metrics = _METRICS["plain" if scheme == "plain" else settings.kind]
+    if scheme == "plain" and "O" in labels:
+        metrics = (*metrics, "token_f1")  # without O it would be the accuracy
+    elif scheme not in ("plain", "bio"):
+        metrics = (*metrics, "strict_f1")
+    answerable = settings.answerable is not False
     if settings.kind == "classification" and len(labels) == 2:
         metrics = (*metrics, "f1")
     return Task(
@@ -214,6 +230,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
         metrics=metrics if answerable else (*metrics, *_NO_ANSWER),
         layouts=(FileLayout("custom", files, ()),),
         labels=labels,
+        scheme=scheme,
         label_type=settings.label_type,
         span=(
             0.0 if settings.lowest is None else settings.lowest,
@@ -239,24 +256,25 @@ def _of_catalogue(name: str, settings: CustomTask) -> Task:
     return dataclasses.replace(task, labels=tags_of(f"tasks.{name}.custom.labels", settings.labels))
 
 
-def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the BIO tags that labels stand for: B- and I- tags of entity types, or the labels if they are BIO tags.
+def tags_of(setting: str, labels: Sequence[str], scheme: Scheme = "bio") -> tuple[str, ...]:
+    """Return the tags that labels stand for: all tags of entity types, or the labels if they are tags.
 
-    The type PER stands for B-PER and I-PER; types are given without O.
+    In the scheme bio, the type PER stands for B-PER and I-PER; types are given without O.
 
     setting: name of the setting with the labels, for errors.
-    labels: BIO tags in any order, or entity types; none returns ().
+    labels: tags in any order, or entity types; none returns ().
 
-    Raises ValueError for BIO tags without O, or with only one of B- and I- of a type.
+    Raises ValueError for tags without O, or with only some of the tags of a type.
     """
-    if not any(label == "O" or label.startswith(("B-", "I-")) for label in labels):
-        return catalogue.bio(*labels) if labels else ()
-    complete = catalogue.bio(*dict.fromkeys(label[2:] for label in labels if label != "O"))
+    types = [schemes.type_of(label, scheme) for label in labels]
+    if scheme == "plain" or not any(types):
+        return schemes.all_tags(labels, scheme) if labels else ()
+    complete = schemes.all_tags([*dict.fromkeys(kind for kind in types if kind and kind != "O")], scheme)
     if set(complete) != set(labels):
         unpaired = [tag for tag in complete if tag not in labels] or [tag for tag in labels if tag not in complete]
         raise ValueError(
-            f"{setting} must be entity types, or O with B- and I- of each type, got {', '.join(labels)}: check "
-            f"{', '.join(unpaired)}"
+            f"{setting} must be entity types, or O with all {scheme.upper()} tags of each type, got "
+            f"{', '.join(labels)}: check {', '.join(unpaired)}"
         )
     return tuple(labels)
 
@@ -327,10 +345,14 @@ def _read_labels(
         classes = settings.labels or custom_labels.classes(located, column, file, setting)
         return {"labels": classes, "label_type": custom_labels.type_of_labels(located, column)}
     if settings.kind == "tagging":
-        if settings.labels:
-            return {"labels": tags_of(f"{setting}s", settings.labels)}
         column = "tags" if _is_conll(settings, file) else column
-        return {"labels": catalogue.bio(*custom_labels.entity_types(located, column, file))}
+        scheme = settings.scheme or schemes.recognised(custom_labels.tags(located, column))
+        if settings.labels:
+            labels = tags_of(f"{setting}s", settings.labels, scheme)
+        else:
+            labels = schemes.all_tags(custom_labels.entity_types(located, column, file, scheme), scheme)
+        # None stands for bio in settings with labels, as in those of suites from before there were other schemes.
+        return {"labels": labels, "scheme": settings.scheme if scheme == "bio" else scheme}
     if settings.kind == "regression":
         low, high = custom_labels.number_range(located, column, file, settings.lowest, settings.highest, setting)
         return {"lowest": low, "highest": high}
@@ -405,10 +427,13 @@ def load(
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
     """Return remarks for the fine-tuning report on a custom task's data, such as classes without training examples.
 
-    They are about the class of F1, held-out examples, classes without training examples, questions that all have an
-    answer, and texts that are also among the training examples.
+    They are about the scheme of tags, the class of F1, held-out examples, classes without training examples, questions
+    that all have an answer, and texts that are also among the training examples.
     """
     remarks = []
+    if task.kind == "tagging":
+        read_as = "plain, without entities" if task.scheme == "plain" else task.scheme.upper()
+        remarks.append(f"the tags are read as {read_as}: {', '.join(task.labels)}")
     if task.kind == "classification" and "f1" in task.metrics:
         remarks.append(f"f1 is that of the class {task.labels[1]}")
     if not settings.validation and "validation" in splits:

@@ -4,15 +4,13 @@ Records that cannot be read are left out here, because reading the examples repo
 """
 
 import pathlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ag_jax.data.records.formats import LocatedRecord, Record
-from ag_jax.data.tasks import custom_records, lookalikes
+from ag_jax.data.tasks import custom_records, lookalikes, schemes
+from ag_jax.data.tasks.schemes import Scheme
 from ag_jax.data.tasks.task import LabelType
-
-_BIO = re.compile(r"[BI]-.+")
 
 
 def _records(located: Sequence[LocatedRecord]) -> Iterator[tuple[str, Record]]:
@@ -63,27 +61,35 @@ def _order(label: str) -> tuple[int, float, str]:
         return 1, 0.0, label
 
 
-def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Path) -> list[str]:
-    """Return the types of entities in a column of lists of BIO tags, in alphabetical order.
+def tags(located: Sequence[LocatedRecord], column: str) -> list[list[str]]:
+    """Return the tags of each sentence in a column of lists of tags; sentences with other values are left out."""
+    lists = (record.get(column) for _, record in _records(located))
+    return [each for each in lists if isinstance(each, list) and all(isinstance(tag, str) for tag in each)]
 
-    Raises ValueError for a tag that is not BIO, and if there is no type.
+
+def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, scheme: Scheme) -> list[str]:
+    """Return the types of entities, or the plain tags, in a column of lists of tags, in alphabetical order.
+
+    Raises ValueError for a tag that the scheme has not, if there is no type, and for fewer than two plain tags.
     """
     types = set()
     for place, record in _records(located):
-        tags = record.get(column)
-        for tag in tags if isinstance(tags, list) else ():
-            if tag == "O":
-                continue
-            if not isinstance(tag, str) or not _BIO.fullmatch(tag):
+        of_words = record.get(column)
+        for tag in of_words if isinstance(of_words, list) else ():
+            kind = schemes.type_of(tag, scheme) if isinstance(tag, str) and tag.strip() else None
+            if kind is None:
+                example = ", ".join(schemes.all_tags(["PER"], scheme))
+                form = "a text" if scheme == "plain" else f"{scheme.upper()}, such as {example}"
                 raise ValueError(
-                    f"{place}: expected BIO tags, which are O, or B- or I- with a type of entity, got {tag!r}; "
-                    "convert the tags, or name the column with them"
+                    f"{place}: expected each tag to be {form}, got {tag!r}; mend the tags, name the column with them, "
+                    "or set custom.scheme, to plain for tags that mark no entities"
                 )
-            types.add(tag[2:])
-    if not types:
+            types.add(kind)
+    types -= set() if scheme == "plain" else {"O"}
+    if len(types) < (2 if scheme == "plain" else 1):
         raise ValueError(
-            f"{file}: expected lists of tags in the column {column!r}, some of them of entities, such as B-PER, got "
-            "none; mend the tags"
+            f"{file}: expected lists of tags in the column {column!r}, some of them of entities, such as B-PER, or at "
+            f"least two plain tags, such as NOUN, got {', '.join(types) or 'none'}; mend the tags"
         )
     lookalikes.check(sorted(types), f"{file}, types of entities")
     return sorted(types)

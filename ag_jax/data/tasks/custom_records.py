@@ -245,7 +245,7 @@ def candidates(record: Record, columns: tuple[str, ...]) -> list[str]:
 
 
 def tags(record: Record, words: str, column: str, task: Task, labelled: bool) -> list[TaggedSentence]:
-    """Return a list with the one tagged sentence of a record, whose columns hold the words and as many BIO tags."""
+    """Return a list with the one tagged sentence of a record, whose columns hold the words and as many tags."""
     return tagging.words({"id": record["id"], "words": record.get(words), "tags": record.get(column)}, task, labelled)
 
 

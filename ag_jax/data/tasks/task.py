@@ -2,7 +2,7 @@
 
 classification, regression   `Texts`           a text or a pair with a class or a number
 choice, ranking              `Choices`         candidate pairs of texts, some of them right; ranking: always two
-tagging                      `TaggedSentence`  words with BIO tags
+tagging                      `TaggedSentence`  words with a tag for each
 span, span_or_none           `Question`        a question, and a context that may contain its answer; span_or_none: a
                                                classifier decides whether it does
 referent                     `Referent`        a text with a pronoun, and phrases for which it may stand
@@ -12,6 +12,8 @@ import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+from ag_jax.data.tasks.schemes import Scheme
 
 QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
 LabelType = Literal["text", "integer", "number", "boolean"]
@@ -53,7 +55,7 @@ class Choices:
 class TaggedSentence:
     """An example of tagging: the words of a sentence, with a tag for each.
 
-    tags: a BIO tag for each word; None: not known.
+    tags: a tag for each word, in the scheme of the task; None: not known.
     """
 
     id: str
@@ -129,7 +131,8 @@ class Task:
     split_metrics: the metrics of splits that have others, by split; the first one is primary there.
     layouts: file layouts; the first one found is read.
     prepared: TFDS layouts; the first one with the split is read; empty if TFDS does not have the task.
-    labels: names of the classes or the BIO tags, in the order of their indices; otherwise empty.
+    labels: names of the classes or the tags, in the order of their indices; otherwise empty.
+    scheme: of tagging, how tags mark entities.
     label_type: the type of the labels in the training data, which name a class by a number or True and False, too.
     aliases: from other spellings of a label, used by some distributions, to the label.
     span: the lowest and the highest number of a regression task.
@@ -151,6 +154,7 @@ class Task:
     layouts: tuple[FileLayout, ...] = dataclasses.field(hash=False)
     prepared: tuple[FileLayout, ...] = dataclasses.field(default=(), hash=False)
     labels: tuple[str, ...] = ()
+    scheme: Scheme = "bio"
     label_type: LabelType = "text"
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     split_metrics: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, hash=False)

@@ -59,6 +59,7 @@ class Documents:
             [len(identity(self.cache, part)) for part in parts],
             config.max_words,
             folders,
+            *(["skip_null"] if config.skip_null else []),
         ]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
@@ -92,7 +93,7 @@ class Documents:
         return parts_of(units, held_out)
 
     def read(self, part: Part, left_out: Counter[str], fraction: float) -> Iterator[Piece]:
-        """Yield the pieces of a part, and count the words and documents that `data.skip_words` leaves out.
+        """Yield the pieces of a part, and count what `data.skip_words` and `data.skip_null` leave out.
 
         fraction: share of the text that is held out; `data.validation_fraction`, or less if that has too many tokens.
         """
@@ -100,7 +101,8 @@ class Documents:
         if part.held_out is None:
             yield from holdout.split(dataclasses.replace(self.config, validation_fraction=fraction), counts)
         else:
-            for number, text in enumerate(sources.documents_of(part.units, self.config.text_field, counts)):
+            texts = sources.documents_of(part.units, self.config.text_field, counts, self.config.skip_null)
+            for number, text in enumerate(texts):
                 yield Piece((text,), part.held_out, number)
         left_out.update({f"{name} left out": count for name, count in counts.items() if count})
 

@@ -23,15 +23,18 @@ MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are he
 def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[Piece]:
     """Yield the whole text of a config in the order of the source, each piece for training or for validation.
 
-    left_out: if given, counts what `data.skip_words` leaves out, as in `sources.documents`.
+    left_out: if given, counts what `data.skip_words` and `data.skip_null` leave out, as in `sources.documents`.
     """
 
     def texts(left_out: Counter[str] | None = None) -> Iterator[str]:
-        return sources.documents(config.source, config.text_field, config.skip_words, left_out, config.max_words)
+        return _training_texts(config, left_out)
 
     if config.validation_source:
         trained = ((text, False) for text in texts(left_out))
-        held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
+        validation = sources.documents(
+            config.validation_source, config.text_field, left_out=left_out, skip_null=config.skip_null
+        )
+        held_out = ((text, True) for text in validation)
         for number, (text, for_validation) in enumerate(itertools.chain(trained, held_out)):
             yield Piece((text,), int(for_validation), number)
         return
@@ -47,8 +50,13 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
 
 def holds_out_documents(config: DataConfig) -> bool:
     """Return whether whole documents are held out of `data.source` for validation; reads only the first documents."""
-    texts = sources.documents(config.source, config.text_field, config.skip_words, max_words=config.max_words)
-    return not config.validation_source and _count(texts) == MANY_DOCUMENTS
+    return not config.validation_source and _count(_training_texts(config)) == MANY_DOCUMENTS
+
+
+def _training_texts(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[str]:
+    return sources.documents(
+        config.source, config.text_field, config.skip_words, left_out, config.max_words, config.skip_null
+    )
 
 
 def _count(texts: Iterator[str]) -> int:

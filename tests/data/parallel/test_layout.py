@@ -1,6 +1,7 @@
 """Which pairs are held out and which are left out, counted by hand."""
 
 import dataclasses
+import json
 import zlib
 from collections import Counter
 
@@ -50,6 +51,26 @@ def test_reasons_and_splits(config):
         assert [piece.texts[1] for piece in pairs if piece.held_out] == ["a b c"] * (3 if ratio else 4)
         counts = Counter(why for *_, why in PAIRS if why in reasons)
         assert {why: left_out[f"train pairs {why}"] for why in reasons} == counts
+
+
+def test_pairs_with_null_are_an_error_or_left_out_and_counted(config, tmp_path):
+    records = [
+        {"en": "a", "de": "b"},
+        {"en": None, "de": "b"},
+        {"en": "a"},
+        {"en": "", "de": "b"},
+        {"en": "c", "de": "d"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"translation": record}) + "\n" for record in records))
+    fields = {"source": str(tmp_path / "a.jsonl"), "target": None, "source_field": "en", "target_field": "de"}
+    chosen = dataclasses.replace(config, **fields, skip_null=True)
+    pieces, left_out = read(chosen)
+    assert [piece.texts for piece in pieces if not piece.held_out] == [("a", "b"), ("c", "d")]
+    assert left_out["pairs with null texts"] == 2 and left_out["train pairs without text"] == 1
+    without = dataclasses.replace(chosen, skip_null=False)
+    assert Pairs(chosen).identity() != Pairs(without).identity()
+    with pytest.raises(ValueError, match="a.jsonl, line 2.*data.skip_null=True"):
+        read(without)
 
 
 def test_what_is_left_out_is_counted_and_said(config, capsys, tmp_path):

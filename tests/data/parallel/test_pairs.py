@@ -9,6 +9,7 @@ from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import Pair, PairFiles
 
 NAMED = {"source_field": "en", "target_field": "de"}
+TRANSLATION = '{{"id": 1, "translation": {{"de": {1}, "en": {0}}}}}\n'
 EXPECTED = [Pair("a dog", "ein Hund"), Pair("", "leer"), Pair("two cats", "zwei Katzen")]
 
 
@@ -110,6 +111,7 @@ def test_tags_on_both_sides_are_left_out(tmp_path):
         ("a.jsonl", "".join(json.dumps(pair._asdict()) + "\n" for pair in EXPECTED), {}),
         ("a.ndjson.gz", "\n\n".join(json.dumps({"en": one, "de": other}) for one, other in EXPECTED), NAMED),
         ("a.jsonl", "".join(json.dumps(pair._asdict()) + "\n" for pair in EXPECTED).replace("s c", "s \\r\\n c"), {}),
+        ("a.jsonl.gz", "".join(TRANSLATION.format(*map(json.dumps, pair)) for pair in EXPECTED), NAMED),
     ],
 )
 def test_records_of_both_sides(tmp_path, name, content, fields):
@@ -128,6 +130,8 @@ def test_records_of_both_sides(tmp_path, name, content, fields):
         ("a.tsv", "source\ttarget\tsource\n", (), 'a.tsv, line 1.*"source".* 2'),
         ("a.jsonl", '{"source": "a"}\n', (), 'a.jsonl, line 1.*"target".*data.target_field'),
         ("a.jsonl", '{"source": "a", "target": 3}\n', (), 'line 1.*"target".*int'),
+        ("a.jsonl", TRANSLATION.format('"a"', '"b"'), (), 'line 1, "translation".*"source".*"de", "en".*source_field'),
+        ("a.jsonl", TRANSLATION.format('"a"', "null"), ("en", "de"), 'line 1.*"de".*null.*data.skip_null'),
         ("a.jsonl", '{"source": "a", "target": "b"}\n["c"]\n', (), "a.jsonl, line 2"),
         ("a.en", "a\n", (), "a.en.*data.target"),
     ],

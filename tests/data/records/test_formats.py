@@ -167,7 +167,7 @@ DEEP = b'{"text": ' + b"[" * 100_000
         ("a.json", b'[{"text": "\\ud83d\\ude00"},\n{"text": "\\ud83d"}]', "a.json.*ud83d in line 2"),
         ("a.parquet", b"PAR1 and nothing else", "a.parquet is damaged"),
         ("a.parquet", parquet(text=TEXTS * 500)[:-2000], "a.parquet is damaged"),
-        ("a.parquet", parquet(text=["one", None]), "a.parquet, row 2.*NoneType"),
+        ("a.parquet", parquet(text=["one", None]), "a.parquet, row 2.*null"),
         ("a.parquet", parquet(body=["one"]), 'a.parquet.*"text".*"body"'),
         ("a.tar", b"not tar" * 100, "a.tar is damaged"),
         ("a.tar", tar({"a.txt": b"text", "f/b.csv": b"txt\na"}), "f/b.csv of .*a.tar, line 2"),

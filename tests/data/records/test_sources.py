@@ -15,6 +15,7 @@ from unittest import mock
 import fsspec
 import gcsfs.retry
 import huggingface_hub
+import pyarrow.parquet
 import pytest
 import tensorflow_datasets as tfds
 
@@ -23,7 +24,7 @@ from ag_jax.data.cache import Cache
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.records import babylm, files, formats, hub, prepared, remote, sources
 from ag_jax.data.records.wikipedia import SHORTEST_ARTICLE, clean_wikipedia
-from ag_jax.data.text import documents, mixture
+from ag_jax.data.text import documents, holdout, mixture
 from ag_jax.distributed import storage
 from tests.bucket import CUT
 from tests.data.conftest import json_lines, small, tar, text, write
@@ -187,6 +188,46 @@ def test_the_first_words_of_documents_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LARGEST_TEXT", 10)  # two words: each document loses as many
     write(tmp_path, {"c.txt": "\n".join(f"word{number}" for number in range(9))})
     assert [document.split() for document in left(tmp_path / "c.txt", 1)[0]] == [[f"word{n}"] for n in (1, 3, 5, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "count"),
+    [
+        ("a.jsonl", '{"text": "one"}\n{"text": null}\n{"text": ""}\n{"id": 3}\n{"text": "two"}\n', "line 2.*null", 3),
+        ("a.json", '[{"text": "one"}, {"id": 3}, {"text": "two"}]', 'entry 2.*"text".*"id".*data.text_field', 1),
+        ("a.csv", 'id,text\n1,one\n2,\n3,two\n4,""\n', "", 2),
+        ("a.parquet", {"text": ["one", None, "two"]}, "row 2.*null", 1),
+    ],
+)
+@pytest.mark.parametrize("of_many", [False, True])
+def test_null_texts_are_an_error_or_left_out_and_counted(tmp_path, monkeypatch, name, content, place, count, of_many):
+    """An empty cell of a table is a blank document, which is always left out."""
+    if of_many:  # whole documents are held out, and the text is read in parts
+        monkeypatch.setattr(holdout, "MANY_DOCUMENTS", 2)
+    if isinstance(content, dict):
+        pyarrow.parquet.write_table(pyarrow.table(content), tmp_path / name)
+    else:
+        write(tmp_path, {name: content})
+    config = DataConfig(source=str(tmp_path / name))
+
+    def layout(skip_null):
+        return documents.Documents(dataclasses.replace(config, skip_null=skip_null), Cache.of(config))
+
+    def pieces(skip_null, left_out):
+        return [
+            piece.texts[0]
+            for part in layout(skip_null).parts()
+            for piece in layout(skip_null).read(part, left_out, fraction=0.5)
+        ]
+
+    left_out = Counter()
+    assert pieces(True, left_out) == ["one", "two"] and left_out == {"null texts left out": count}
+    assert layout(True).identity() != layout(False).identity()
+    if place:
+        with pytest.raises(ValueError, match=f"{name}, {place}.*data.skip_null=True"):
+            pieces(False, Counter())
+    with pytest.raises(ValueError, match='"txet".*data.text_field'):
+        list(sources.documents(config.source, "txet", skip_null=True))
 
 
 # Files in the layout of the BabyLM challenge, ten lines each.

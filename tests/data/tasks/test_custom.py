@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 import pytest
 
-from ag_jax.data.tasks import catalogue, custom
+from ag_jax.data.tasks import catalogue, custom, schemes
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 from tests.data.tasks.test_layouts import write
@@ -155,7 +155,7 @@ def test_tags_in_json_and_in_columns_are_the_same(tmp_path):
 def test_the_tags_of_a_task_of_the_catalogue_are_replaced():
     types, tags = ("PER", "ORG", "LOC", "DATE"), ("O", "B-DATE", "I-DATE")
     task = custom.make_task("conll2003", CustomTask(labels=types))
-    assert task.labels == catalogue.bio(*types) and task.layouts == catalogue.find("conll2003").layouts
+    assert task.labels == schemes.all_tags(types) and task.layouts == catalogue.find("conll2003").layouts
     assert custom.make_task("conll2003", CustomTask()) is catalogue.find("conll2003")
     assert custom.make_task("wnut17", CustomTask(labels=tags)).labels == tags
     for name, labels, word in (("wnut17", tags[:2], "I-DATE"), ("wnut17", tags[1:], "O"), ("sst2", ("a", "b"), "sst2")):
