@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ag_jax.data.mapping import cores
 from ag_jax.interop import marian, names
 from ag_jax.models.beam_search import Hypotheses, penalty
 from ag_jax.models.decoding_config import DecodingConfig, parse_length
-from ag_jax.pretraining.translate import Engine, Translator
+from ag_jax.pretraining.translate import TOKENS, Engine, Translator
 
 _ACTIVATIONS = {"gelu": "GELU", "relu": "RELU", "silu": "SWISH"}
 NEVER = -1e9  # output bias of forbidden tokens
@@ -41,7 +42,9 @@ def with_ctranslate2(translator: Translator) -> Translator:
     check(translator.config)
     with tempfile.TemporaryDirectory() as folder:  # it takes a model from files only, and keeps it in memory
         _specification(translator).save(folder)
-        loaded = ctranslate2.Translator(folder, compute_type="float32", intra_threads=cores())
+        # One thread for each batch: threads that share a batch wait for one another busily, which on cores that other
+        # programs use takes many times as long.
+        loaded = ctranslate2.Translator(folder, compute_type="float32", inter_threads=cores(), intra_threads=1)
     search = _Search(loaded, translator.tokenizer.specials.end)
     return dataclasses.replace(translator, engine=Engine(f"ctranslate2 {ctranslate2.__version__}", search))
 
@@ -81,11 +84,13 @@ class _Search:
 
     def __call__(self, sources: Sequence[Sequence[int]], longest_B: np.ndarray, config: DecodingConfig) -> Hypotheses:
         check(config)
-        exponent = 0.0 if config.beam_size == 1 or config.normalization == "none" else config.length_penalty
+        exponent = 0.0 if config.normalization == "none" else config.length_penalty
 
         def translate(rows: Sequence[int], limit: int) -> dict[int, Any]:
             results = self.model.translate_batch(
                 [[*map(str, sources[row]), str(self.end)] for row in rows],
+                max_batch_size=TOKENS,
+                batch_type="tokens",
                 beam_size=config.beam_size,
                 num_hypotheses=config.beam_size,
                 length_penalty=exponent or NO_PENALTY,
@@ -104,25 +109,17 @@ class _Search:
         for limit, rows in itertools.groupby(sorted(cut, key=lambda row: longest_B[row]), lambda row: longest_B[row]):
             found |= translate(list(rows), int(limit))
 
-        shape = (len(sources), config.beam_size)
-        lengths_BK: Any
-        scores_BK: Any
-        lengths_BK, scores_BK = np.zeros(shape, np.int32), np.full(shape, -np.inf, np.float32)
-        tokens_BKT: Any = np.full((*shape, int(max(longest_B))), self.end, np.int32)
-        for row, result in found.items():
-            for beam, (tokens, score) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
-                lengths_BK[row, beam], scores_BK[row, beam] = len(tokens), score
-                tokens_BKT[row, beam, : len(tokens)] = [int(token) for token in tokens]
-        log_probs_BK: Any = scores_BK * lengths_BK.astype(np.float32) ** exponent
-        exists_BK = log_probs_BK > NEVER / 2  # otherwise it contains a forbidden token
-        log_probs_BK = np.where(exists_BK, log_probs_BK, -np.inf)
-        return Hypotheses(
-            tokens_BKT=tokens_BKT,
-            lengths_BK=lengths_BK,
-            log_probs_BK=log_probs_BK,
-            scores_BK=log_probs_BK / np.asarray(penalty(config, np.maximum(lengths_BK, 1))),
-            ended_BK=exists_BK,
-        )
+        results = [found[row] for row in range(len(sources))]
+        lengths_BK: Any = np.array([[*map(len, result.hypotheses)] for result in results], np.int32)
+        tokens_BKT: Any = np.full((*lengths_BK.shape, lengths_BK.max()), self.end, np.int32)
+        for row, result in enumerate(results):
+            for beam, tokens in enumerate(result.hypotheses):
+                tokens_BKT[row, beam, : len(tokens)] = [*map(int, tokens)]
+        log_probs_BK: Any = np.array([result.scores for result in results], np.float32) * lengths_BK**exponent
+        ended_BK: Any = log_probs_BK > NEVER / 2  # others contain a forbidden token
+        log_probs_BK = np.where(ended_BK, log_probs_BK, -np.inf)
+        scores_BK = log_probs_BK / penalty(config, lengths_BK)
+        return jax.device_get(Hypotheses(tokens_BKT, lengths_BK, log_probs_BK, scores_BK, ended_BK))
 
 
 def _specification(translator: Translator) -> Any:

@@ -115,7 +115,8 @@ class Translator:
         by_length = sorted(ids, key=lambda number: (_static_length(len(ids[number]) + 1), number))
         for length, group in itertools.groupby(by_length, key=lambda number: _static_length(len(ids[number]) + 1)):
             length = min(length, self.model.config.max_length)
-            rows = max(1, min(ROWS, TOKENS // length))
+            # An engine makes batches of its own, of as many as it gets.
+            rows = WINDOW if self.engine else max(1, min(ROWS, TOKENS // length))
             for batch in _batched(group, rows):
                 hypotheses = self._search([ids[number] for number in batch], rows, length)
                 for row, number in enumerate(batch):

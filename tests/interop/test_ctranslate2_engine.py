@@ -64,7 +64,7 @@ class Stand:
 
     def translate_batch(self, sources, *, beam_size, num_hypotheses, length_penalty, max_decoding_length, **options):
         assert (beam_size, options["min_decoding_length"], options["max_input_length"]) == (num_hypotheses, 0, 0)
-        assert options["return_scores"] and options["return_end_token"]
+        assert options["return_scores"] and options["return_end_token"] and length_penalty > 0
         assert all(source[-1] == "1" and source.count("1") == 1 for source in sources)
         self.limits.append(max_decoding_length)
         results = []
@@ -84,12 +84,16 @@ def test_each_sentence_has_its_own_limit_and_scores():
     assert stand.limits == [9, 4, 6]
     assert found.lengths_BK.tolist() == [[4, 5], [4, 4], [6, 6], [7, 8], [2, 3]]
     tokens = [found.tokens_BKT[place].tolist() for place in ((1, 0), (4, 1))]
-    assert tokens == [[8] * 4 + [1] * 5, [8] * 2 + [1] * 7]
+    assert tokens == [[8] * 4 + [1] * 4, [8] * 2 + [1] * 6]
     np.testing.assert_allclose(found.log_probs_BK, -found.lengths_BK.astype(float), rtol=1e-6)
     np.testing.assert_allclose(found.scores_BK, -(found.lengths_BK.astype(float) ** 0.5), rtol=1e-6)
 
 
-def test_scores_of_greedy_search_have_the_penalty_of_the_settings():
-    config = dataclasses.replace(POWER, beam_size=1, normalization="gnmt", length_penalty=0.6)
-    found = Stand().search([[7]], [20], config)
-    np.testing.assert_allclose(found.scores_BK, [[-7 / (12 / 6) ** 0.6]], rtol=1e-6)
+@pytest.mark.parametrize(
+    ("changed", "score"),
+    [({"normalization": "gnmt"}, -7 / 2**0.6), ({"normalization": "none"}, -7.0)],
+    ids=["gnmt", "none"],
+)
+def test_scores_have_the_penalty_of_the_settings(changed, score):
+    found = Stand().search([[7]], [20], dataclasses.replace(POWER, beam_size=1, length_penalty=0.6, **changed))
+    np.testing.assert_allclose(found.scores_BK, [[score]], rtol=1e-6)
