@@ -388,6 +388,27 @@ BUGS = (
         "tests/pretraining/test_translation.py",
     ),
     Bug(
+        "a file of translations is resumed by another engine",
+        "ag_jax/pretraining/translate.py",
+        '**({"engine": self.engine.name} if self.engine else {}),',
+        "",
+        "tests/pretraining/test_translation.py",
+    ),
+    Bug(
+        "CTranslate2 searches a sentence up to the largest limit of its batch",
+        "ag_jax/interop/ctranslate2_engine.py",
+        "found |= translate(list(rows), int(limit))",
+        "found |= {}",
+        "tests/interop/test_ctranslate2_engine.py",
+    ),
+    Bug(
+        "CTranslate2 ends a search with its best beam if scores are not divided by lengths",
+        "ag_jax/interop/ctranslate2_engine.py",
+        "length_penalty=exponent or NO_PENALTY",
+        "length_penalty=exponent",
+        "tests/interop/test_ctranslate2_engine.py",
+    ),
+    Bug(
         "a fold is chosen and tested on the same examples",
         "ag_jax/finetuning/splits.py",
         "number, (number + 1) % count",

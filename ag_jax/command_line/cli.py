@@ -269,7 +269,12 @@ def _evaluate(verb: Evaluate) -> str | None:
 
 def _translate(verb: Translate) -> None:
     def model() -> translate.Translator:
-        return translate.open_translator(_model(verb.workdir), _checkpoint(verb), verb.decoding)
+        translator = translate.open_translator(_model(verb.workdir), _checkpoint(verb), verb.decoding)
+        if verb.engine == "ag_jax":
+            return translator
+        from ag_jax.interop import ctranslate2_engine
+
+        return ctranslate2_engine.with_ctranslate2(translator)
 
     translate.translate(model, verb.input, verb.output)
 

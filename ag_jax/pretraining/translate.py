@@ -57,12 +57,26 @@ class Translation:
     ended: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Another program that searches the translations of a `Translator`.
+
+    name: the program with its version; a file of translations is resumed only by the same.
+    search: (token ids of sources without their end tokens, largest length of each translation, settings of decoding) ->
+        hypotheses. Raises ValueError for settings by which the program cannot search.
+    """
+
+    name: str
+    search: Callable[[Sequence[Sequence[int]], np.ndarray, DecodingConfig], Hypotheses]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Translator:
     """A translation model with its parameters, tokenizer and settings of decoding.
 
     start: token id that the decoder reads first.
     name: where the model comes from, for messages; such as the run's directory and the steps of its checkpoints.
+    engine: program that searches in place of `beam_search.search`.
     """
 
     model: TranslationModel
@@ -71,8 +85,17 @@ class Translator:
     config: DecodingConfig
     start: int
     name: str
+    engine: Engine | None = None
 
     __repr__ = one_line
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Token ids that no translation contains, ascending: padding, begin and mask token, and ids without a token."""
+        specials, rows = self.tokenizer.specials, self.model.config.vocabulary_size or 0
+        without_text = {specials.pad, specials.mask, specials.begin, *range(self.tokenizer.vocabulary_size, rows)}
+        # The end token is not forbidden, even if a decoder starts from it.
+        return tuple(sorted(without_text - {specials.end}))
 
     def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
         """Return the translations of each line, the best first, as many as `config.beam_size`.
@@ -92,7 +115,8 @@ class Translator:
         by_length = sorted(ids, key=lambda number: (_static_length(len(ids[number]) + 1), number))
         for length, group in itertools.groupby(by_length, key=lambda number: _static_length(len(ids[number]) + 1)):
             length = min(length, self.model.config.max_length)
-            rows = max(1, min(ROWS, TOKENS // length))
+            # An engine makes batches of its own, of as many as it gets.
+            rows = WINDOW if self.engine else max(1, min(ROWS, TOKENS // length))
             for batch in _batched(group, rows):
                 hypotheses = self._search([ids[number] for number in batch], rows, length)
                 for row, number in enumerate(batch):
@@ -113,7 +137,10 @@ class Translator:
 
     def _search(self, sources: list[list[int]], rows: int, length: int) -> Hypotheses:
         """Search translations of tokenized sources, padded to a batch of `rows` rows with `length` positions."""
-        specials, model = self.tokenizer.specials, self.model.config
+        specials, most = self.tokenizer.specials, self.model.config.max_length  # positions of encoder and decoder
+        if self.engine is not None:
+            _, longest_B = self.config.length_limits([len(source) for source in sources])
+            return self.engine.search(sources, np.minimum(longest_B, most), self.config)
         tokens_BS = np.full((rows, length), specials.pad, np.int32)
         sizes_B = np.ones(rows, np.int32)  # of the sources; rows that fill up the batch have the end token only
         for row, source in enumerate(sources):
@@ -124,14 +151,8 @@ class Translator:
         tokens_BS[np.arange(rows), ends_B] = specials.end
         segments_BS = (np.arange(length)[None, :] <= ends_B[:, None]).astype(np.int32)
         shortest_B, longest_B = self.config.length_limits(sizes_B)
-        # The decoder has as many positions as the encoder.
-        most = model.max_length
         longest_B = np.where(is_used_B, np.minimum(longest_B, most), 1)
         steps = int(min(self.config.length_limits([length - 1])[1][0], most))
-        # If `model.vocabulary_size` is above the tokenizer's, the last ids stand for no token. The end token is not
-        # forbidden, even if a decoder starts from it.
-        without_text = {specials.pad, specials.mask, specials.begin}
-        without_text |= {*range(self.tokenizer.vocabulary_size, model.vocabulary_size or 0)}
         hypotheses = _search(
             self.params,
             {"tokens": tokens_BS, "segment_ids": segments_BS, "token_type_ids": np.zeros_like(tokens_BS)},
@@ -141,7 +162,7 @@ class Translator:
             model=self.model,
             config=self.config,
             end=specials.end,
-            forbidden=tuple(sorted(without_text - {specials.end})),
+            forbidden=self.forbidden,
             steps=steps,
         )
         return jax.device_get(hypotheses)
@@ -170,7 +191,7 @@ class Translator:
         return dataclasses.replace(self, config=config)
 
     def settings(self) -> dict[str, Any]:
-        """Return what the translations depend on besides the lines, as JSON values: model, tokenizer and decoding."""
+        """Return what translations depend on besides the lines, as JSON values: model, tokenizer, decoding, engine."""
         digest = hashlib.sha256()
         for path, leaf in sorted(
             (jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)
@@ -184,6 +205,7 @@ class Translator:
             "tokenizer": self.tokenizer.fingerprint(),
             "start": self.start,
             "decoding": schema.to_dict(self.config),
+            **({"engine": self.engine.name} if self.engine else {}),
         }
 
 

@@ -1,5 +1,6 @@
 """MarianMT of `transformers` against ours: logits, loss, tokens of searches, tokenizers; and CTranslate2."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -14,7 +15,7 @@ from etils import epath
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import toys
-from ag_jax.interop import exporting, importing
+from ag_jax.interop import ctranslate2_engine, exporting, importing, marian
 from ag_jax.models import beam_search
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoder import reorder
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremo
 LENGTHS = (13, 9, 4, 1)  # of sources, end token included
 TARGETS = (7, 11, 1, 5)  # of their translations, end token included
 NEW_TOKENS = 9
+STARTS = ("zero", "begin")  # of decoders
 SEPARATE = {"share_encoder_decoder_embeddings": False}
 # Settings, and what is added to the end token's bias, so that some of the texts end and some do not.
 VARIANTS = {
@@ -284,6 +286,31 @@ def test_the_export_opens_in_stock_transformers(case):
     assert generation.decoder_start_token_id == case.pad and generation.max_length == 37
 
 
+@pytest.mark.parametrize(
+    ("case", "kind", "start"),
+    some(
+        [(variant, kind, start) for kind in ("greedy", "first_ended") for variant in VARIANTS for start in STARTS],
+        *[(variant, "first_ended", "zero") for variant in VARIANTS],
+        ("two_tables", "first_ended", "begin"),
+    ),
+    indirect=["case"],
+)
+def test_hypotheses_of_the_engine_ctranslate2(case, kind, start):
+    """All hypotheses of 32 random sources, without padding, whose probability CTranslate2 gives to the other tokens."""
+    pytest.importorskip("ctranslate2", reason="needs the extra: pip install 'ag_jax[parity]'")
+    ours = translate.translator_of(case.opened)
+    model = ours.model.clone(decoder_config=dataclasses.replace(ours.model.decoder_config, start=start))
+    params = marian.without_padding(ours.params, case.pad)
+    ours = dataclasses.replace(ours, model=model, params=params, start=5).with_decoding(**SEARCHES[kind][0])
+    rng = np.random.default_rng(3)
+    sources = [rng.integers(2, case.vocabulary - 1, rng.integers(1, 12)).tolist() for _ in range(32)]
+    expected, found = (one._search(sources, 32, 16) for one in (ours, ctranslate2_engine.with_ctranslate2(ours)))
+    assert np.array_equal(found.lengths_BK, expected.lengths_BK) and found.lengths_BK.min() < found.lengths_BK.max()
+    longest = min(found.tokens_BKT.shape[-1], expected.tokens_BKT.shape[-1])
+    assert np.array_equal(found.tokens_BKT[:, :, :longest], expected.tokens_BKT[:, :, :longest])
+    np.testing.assert_allclose(found.scores_BK, expected.scores_BK, rtol=1e-4)
+
+
 PROBES = [
     *marian_files.SOURCES,
     *marian_files.TARGETS,
@@ -389,6 +416,31 @@ def test_transformers_translates_as_we_do(trained):
         theirs = [text.strip() for text in tokenizer.batch_decode(generated, skip_special_tokens=True)]
         assert ours == theirs
         assert sum(a == b for a, b in zip(ours, right, strict=True)) >= 40, "the model has not learnt the language"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"length_penalty": 0.6, "max_length": "0.7x+1"},  # many reach the maximum length of their own sentence
+        {"normalization": "none", "length_penalty": 0.6, "beam_size": 5},
+        {"normalization": "gnmt", "beam_size": 1},
+    ],
+    ids=["beam", "cut", "none", "greedy"],
+)
+def test_the_engine_ctranslate2_searches_as_we_do(trained, changed):
+    """All hypotheses of 50 sentences, with their scores."""
+    pytest.importorskip("ctranslate2", reason="needs the extra: pip install 'ag_jax[parity]'")
+    folder, lines = trained
+    ours = translate.open_translator(folder / "run", decoding=flags({"stop": "full", "ends": "first"} | changed))
+    theirs = ctranslate2_engine.with_ctranslate2(ours)
+    ended = []
+    for expected, found in zip(ours(lines), theirs(lines), strict=True):
+        assert [one.text for one in expected] == [one.text for one in found]
+        assert [one.ended for one in expected] == [one.ended for one in found]
+        np.testing.assert_allclose([one.score for one in expected], [one.score for one in found], rtol=1e-3, atol=5e-4)
+        ended.append(expected[0].ended)
+    assert all(ended) == ("max_length" not in changed) and any(ended)
 
 
 def test_ctranslate2_translates_as_we_do(trained):

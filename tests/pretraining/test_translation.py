@@ -297,6 +297,7 @@ def test_a_command_that_is_killed_between_output_and_progress(reverser, tmp_path
         ({"config": DecodingConfig(beam_size=3)}, "decoding.beam_size: there .*, now 3"),
         ({"params": {"a": np.arange(1.0, 7.0)}}, "parameters: there '"),
         ({"start": 0}, "start: there 1, now 0"),
+        ({"engine": translate.Engine("other 1.0", None)}, "engine: there None, now 'other 1.0'"),
         ({"model": small.model(activation="gelu")}, "model.activation: there 'relu', now 'gelu'"),
         ({"model": small.model(DecoderConfig(2, start="begin"))}, "decoder.start: there 'zero', now 'begin'"),
     ],
