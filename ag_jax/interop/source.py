@@ -1,4 +1,7 @@
-"""Read a Hugging Face directory: family, encoder config, heads, tensors. Unsupported options raise an error."""
+"""Read a directory of transformers or fairseq: family, encoder config, heads, tensors.
+
+Unsupported options raise an error.
+"""
 
 import dataclasses
 import itertools
@@ -11,12 +14,12 @@ import numpy as np
 
 from ag_jax.attention.config import DisentangledConfig
 from ag_jax.data.json_files import read_json, reading
-from ag_jax.interop import catalogue
+from ag_jax.interop import catalogue, fairseq
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
-from ag_jax.interop.tensors import Tensors, open_directory
+from ag_jax.interop.tensors import WHOLE, Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.settings import schema
 
@@ -36,7 +39,7 @@ class Source:
     architectures: the classes in its config.json.
     card: the statements of its model card.
     head_settings: pooling and dropout rate of task heads.
-    values: the keys of its config.json.
+    values: the keys of its config.json; those that say the same of a model of fairseq.
     """
 
     directory: pathlib.Path
@@ -52,15 +55,19 @@ class Source:
 
 
 def read(directory: pathlib.Path) -> Source:
-    """Read the model in a Hugging Face directory, leaving its tensors on disk.
+    """Read the model in a directory of transformers or fairseq, leaving its tensors on disk.
 
     Raises ValueError that names every unsupported option.
     """
-    file = directory / "config.json"
-    values = read_json(file)
-    with reading(file, "choose a model of one of these families"):
+    if fairseq.is_here(directory):
+        file, (values, tensors) = directory / WHOLE, fairseq.read(directory)
         family = catalogue.of_config(values)
-    tensors = open_directory(directory)
+    else:
+        file = directory / "config.json"
+        values = read_json(file)
+        with reading(file, "choose a model of one of these families"):
+            family = catalogue.of_config(values)
+        tensors = open_directory(directory)
     tensors = tensors.renamed(_current_names(list(tensors.shapes), family).__getitem__)
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
