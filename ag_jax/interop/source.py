@@ -14,7 +14,7 @@ import numpy as np
 
 from ag_jax.attention.config import DisentangledConfig
 from ag_jax.data.json_files import read_json, reading
-from ag_jax.interop import catalogue, fairseq
+from ag_jax.interop import catalogue, fairseq, tokenizer_files
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
@@ -40,6 +40,7 @@ class Source:
     card: the statements of its model card.
     head_settings: pooling and dropout rate of task heads.
     values: the keys of its config.json; those that say the same of a model of fairseq.
+    left_out: parts of tensors that have no use here.
     """
 
     directory: pathlib.Path
@@ -52,6 +53,7 @@ class Source:
     card: Card
     head_settings: HeadSettings
     values: dict[str, Any]
+    left_out: tuple[str, ...] = ()
 
 
 def read(directory: pathlib.Path) -> Source:
@@ -79,6 +81,7 @@ def read(directory: pathlib.Path) -> Source:
             f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\nChoose a model without them"
         )
     _check_sizes(file, values, family, tensors)
+    tensors, left_out = _without_unused_types(directory, family, fields, tensors)
     with reading(file, "copy the file anew, or choose another model"):
         decoder = DecoderConfig(**fields.pop("decoder", {}))
         schema.check(decoder, "decoder")
@@ -103,7 +106,27 @@ def read(directory: pathlib.Path) -> Source:
         read_card(directory / "README.md"),
         head_settings,
         values,
+        left_out,
     )
+
+
+def _without_unused_types(
+    directory: pathlib.Path, family: Family, fields: dict[str, Any], tensors: Tensors
+) -> tuple[Tensors, tuple[str, ...]]:
+    """Return (tensors, what was left out), where a RoBERTa has one token type if its tokenizer gives no other.
+
+    RoBERTa's class in transformers makes a table of two types by default, and its tokenizers give type 0 to all
+    texts, so the further rows were never trained.
+
+    fields: of the EncoderConfig, in which `token_types` is set to 1 then.
+    """
+    name = f"{family.root}.embeddings.token_type_embeddings.weight"
+    if family.root != "roberta" or fields["token_types"] < 2 or name not in tensors.shapes:
+        return tensors, ()
+    if tokenizer_files.second_type(directory):
+        return tensors, ()
+    fields["token_types"] = 1
+    return tensors.cut(name, {name: (0, 1)}), (f"{name}[1:], because the tokenizer gives all texts the token type 0",)
 
 
 def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, tensors: Tensors) -> None:
