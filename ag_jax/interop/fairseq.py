@@ -87,13 +87,14 @@ def read(directory: pathlib.Path) -> tuple[dict[str, Any], Tensors]:
     with reading(file, "remove it, and import prints the command that writes it with the settings of the checkpoint"):
         settings = Settings(parse_json(stored_tensors.metadata(directory)[SETTINGS]))
         arch = settings.raw("arch") or settings.raw("_name")
-    tensors = _renamed(tensors)
+        tensors = _renamed(tensors)
     if missing := [name for name in (_WORDS, _POSITIONS) if name not in tensors.shapes]:
         raise ValueError(
             f"{file} is no RoBERTa of fairseq (arch={arch}): expected tensors such as "
             f"encoder.sentence_encoder.embed_tokens.weight, got none for {' and '.join(missing)}; choose a RoBERTa"
         )
-    rows, width = tensors.shapes[_WORDS]
+    with reading(file, "copy the checkpoint anew"):
+        (rows, width), (positions, _) = tensors.shapes[_WORDS], tensors.shapes[_POSITIONS]
     if rows != len(words := symbols(directory / VOCABULARY)):
         raise ValueError(
             f"{directory / VOCABULARY} stands for {len(words)} tokens with the special ones, but the embedding has "
@@ -105,7 +106,7 @@ def read(directory: pathlib.Path) -> tuple[dict[str, Any], Tensors]:
         "architectures": ["RobertaForMaskedLM"],
         "model_type": "roberta",
         "vocab_size": rows,
-        "max_position_embeddings": tensors.shapes[_POSITIONS][0],
+        "max_position_embeddings": positions,
         "type_vocab_size": 1,
         "hidden_dropout_prob": settings.take("dropout", 0.1),
         "attention_probs_dropout_prob": settings.take("attention_dropout", 0.1),

@@ -70,13 +70,7 @@ class Tensors:
         """Return these tensors by other names. Raises ValueError if two tensors get the same name."""
         entries: dict[str, _Entry] = {}
         for name, entry in self._entries.items():
-            new = rename(name)
-            if new in entries:
-                raise ValueError(
-                    f"{entries[new].name} in {entries[new].file} and {entry.name} in {entry.file} are both names of "
-                    f"the tensor {new}: expected only one of them; save the model anew without the other"
-                )
-            entries[new] = entry
+            _add(entries, rename(name), entry)
         return Tensors(entries)
 
     def cut(self, name: str, parts: Mapping[str, tuple[int, int]]) -> "Tensors":
@@ -84,16 +78,28 @@ class Tensors:
 
         name: the tensor to be cut, which is a stored one.
         parts: {name of the part: (its first row, the row after its last)}.
+        Raises ValueError if another tensor has the name of a part.
         """
         entries = dict(self._entries)
         whole = entries.pop(name)
         for part, (first, end) in parts.items():
-            entries[part] = dataclasses.replace(whole, shape=(end - first, *whole.shape[1:]), rows=(first, end))
+            shape = (end - first, *whole.shape[1:])
+            _add(entries, part, dataclasses.replace(whole, shape=shape, rows=(first, end)))
         return Tensors(entries)
 
     def with_zeros(self, name: str, shape: Shape) -> "Tensors":
         """Return these tensors with one more, which consists of zeros."""
         return Tensors({**self._entries, name: _Entry(self.source, None, shape)})
+
+
+def _add(entries: dict[str, _Entry], name: str, entry: _Entry) -> None:
+    """Add a tensor to others. Raises ValueError if one of them has its name."""
+    if name in entries:
+        raise ValueError(
+            f"{entries[name].name} in {entries[name].file} and {entry.name} in {entry.file} are both names of the "
+            f"tensor {name}: expected only one of them; save the model anew without the other"
+        )
+    entries[name] = entry
 
 
 def open_directory(directory: pathlib.Path) -> Tensors:

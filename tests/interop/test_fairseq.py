@@ -93,6 +93,14 @@ def test_heads_are_left_out(stored, tmp_path):
     assert importing.open_model(str(directory)).left_out == ("classification_heads.mnli.dense.weight",)
 
 
+def test_projections_that_are_there_twice(stored, tmp_path):
+    directory = make(tmp_path / "fairseq", stored)
+    joined = {"encoder.sentence_encoder.layers.0.self_attn.in_proj_weight": np.ones((18, 6), np.float32)}
+    tensors = load_file(directory / "model.safetensors") | joined
+    save_file(tensors, directory / "model.safetensors", {"fairseq": json.dumps(ARGS)})
+    refused(directory, tmp_path, "q_proj.weight", "in_proj_weight")
+
+
 @pytest.mark.parametrize(
     ("args", "words", "parts"),
     [
