@@ -249,9 +249,9 @@ class Inspect(Verb):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Import(Verb):
-    """Turn a Hugging Face model into a run directory.
+    """Turn a Hugging Face model, or a RoBERTa of fairseq, into a run directory.
 
-    source: Hugging Face model: a directory, or its name on the hub, NAME or NAME@REVISION
+    source: a directory of the model, or the name of a Hugging Face model on the hub, NAME or NAME@REVISION
     expect: beginnings of the names of tensors that may be left out, such as classifier
     """
 

@@ -5,6 +5,8 @@ of six and more bytes one code point at a time. So the text of an imported model
 (see `tokenizer_backends.HuggingFace`), and a model that is trained here has `NORMALIZER` instead.
 """
 
+from collections.abc import Sequence
+
 import sentencepiece
 import tokenizers as huggingface
 from google.protobuf.message import DecodeError
@@ -16,8 +18,6 @@ from ag_jax.data.tokenizer_backends import sentencepiece_processor
 SPACE = "▁"
 _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
-# The pieces that fairseq put in place of the first piece of CamemBERT's sentencepiece model.
-_FAIRSEQ = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 
 # The normalisation of models that are trained here: NFKC, then every run of white space, control characters and
 # invisible marks becomes one space, as does a literal "▁", which stands for a space in pieces. The zero-width joiner
@@ -31,13 +31,15 @@ NORMALIZER = normalizers.Sequence(
 )
 
 
-def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
+def convert(model: bytes, *, vocabulary: Sequence[str] = (), mask: str = "") -> huggingface.Tokenizer:
     """Convert a sentencepiece model to a tokenizer with the same ids and with its control pieces as special tokens.
 
     model: content of the model's file.
-    fairseq: whether token ids are CamemBERT's, which fairseq shifted.
+    vocabulary: the tokens in the order of their ids, where these are not the model's; those that the model lacks become
+        special tokens.
     mask: the mask token, added at the end if the model lacks it.
-    Raises ValueError for what is no model, for kinds other than unigram and BPE, and if ids of sample texts differ.
+    Raises ValueError for what is no model, for kinds other than unigram and BPE, for a vocabulary that lacks pieces of
+    the model, and if ids of sample texts differ.
     """
     processor, proto = sentencepiece_processor(model), sentencepiece_model_pb2.ModelProto()
     try:
@@ -51,12 +53,19 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         )
     # Nine digits tell scores of 32 bits apart; of more, the library reads others than it has written.
     pieces = [(piece.piece, float(f"{piece.score:.9g}")) for piece in proto.pieces]
-    if fairseq:
-        pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
+    special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
+    if vocabulary:
+        scores = dict(pieces)
+        if lacking := scores.keys() - set(vocabulary) - {*special}:
+            raise ValueError(
+                f"expected all pieces of the sentencepiece model in the vocabulary, got none for {len(lacking)}, such "
+                f"as {min(lacking)!r}: take the model that the vocabulary belongs to"
+            )
+        special += [piece for piece in vocabulary if piece not in scores]
+        pieces = [(piece, scores.get(piece, 0.0)) for piece in vocabulary]
     if mask and mask not in dict(pieces):
         pieces.append((mask, 0.0))
     unknown = next((piece.piece for piece in proto.pieces if piece.type == _UNKNOWN), None)
-    # Looked up among the final pieces, because fairseq's replace the model's first piece.
     if unknown is None or unknown not in dict(pieces):
         raise ValueError(
             "expected a sentencepiece model with a piece for unknown text, such as <unk>, got none: take a model "
@@ -64,11 +73,10 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         )
     tokenizer = huggingface.Tokenizer(_model(proto, pieces, unknown))
     _set_text_processing(tokenizer, proto)
-    special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
-    special += [piece for piece in _FAIRSEQ if fairseq] + ([mask] if mask else [])
+    special += [mask] if mask else []
     tokenizer.add_special_tokens(list(dict.fromkeys(piece for piece in special if piece in dict(pieces))))
     tokenizer.add_tokens([piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED])
-    _check(tokenizer, processor, moved=len(_FAIRSEQ) - 1 if fairseq else 0)
+    _check(tokenizer, processor)
     return tokenizer
 
 
@@ -103,18 +111,14 @@ def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
     tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
 
 
-def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePieceProcessor, moved: int) -> None:
-    """Raise ValueError unless the converted tokenizer and sentencepiece give the same ids for texts made of its pieces.
-
-    moved: by how much the converted tokenizer's ids exceed those of sentencepiece.
-    """
+def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePieceProcessor) -> None:
+    """Raise ValueError unless the converted tokenizer and sentencepiece split texts made of its pieces alike."""
     ids = range(processor.get_piece_size())
     plain = [id for id in ids if not (processor.is_control(id) or processor.is_unknown(id) or processor.is_byte(id))]
     words = [word for id in plain if (word := processor.id_to_piece(id).replace(SPACE, " ").strip())]
     for start in range(0, min(len(words), 4000), 8):
         text = " ".join(words[start : start + 8])
-        # sentencepiece's id 0 is the unknown piece, for which fairseq has 3.
-        theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)
+        theirs = [tokenizer.token_to_id(processor.id_to_piece(id)) for id in processor.encode(text)]
         ours = tokenizer.encode(text, add_special_tokens=False).ids
         if ours != theirs:
             raise ValueError(

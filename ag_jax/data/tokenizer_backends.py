@@ -118,19 +118,23 @@ class HuggingFace(_Library):
         has_others = any(token.content not in names for token in added)
         if is_byte_bpe and not has_others and (fast := fast_tokenizer.gigatoken_encoder(values)):
             self._encode = fast_tokenizer.CheckedEncoder(fast, self._encode_exactly)
-        is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
+        # These models find every token of their vocabulary in a text, so the encoder knows `names` by other names.
+        finds_all = isinstance(self._tokenizer.model, (huggingface.models.Unigram, huggingface.models.WordLevel))
         is_right = all(token.special == (token.content in names) for token in added)
-        if is_right and not is_unigram and not self._rules:
+        if is_right and not finds_all and not self._rules:
             return
         for token in values["added_tokens"]:
             token["special"] = token["content"] in names
-        if is_unigram:
-            # A unigram model finds every piece of its vocabulary in a text, so the encoder knows these by other names.
+        if finds_all:
             hidden = {name: f"\0{name}" for name in names}
             for token in values["added_tokens"]:
                 token["content"] = hidden.get(token["content"], token["content"])
-            pieces = values["model"]["vocab"]
-            values["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in pieces]
+            model = values["model"]
+            if isinstance(model["vocab"], dict):
+                model["vocab"] = {hidden.get(word, word): id for word, id in model["vocab"].items()}
+                model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+            else:
+                model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in model["vocab"]]
         if self._rules:
             parts = values["normalizer"]["normalizers"]
             values["normalizer"]["normalizers"] = [part for part in parts if part["type"] != "Precompiled"]

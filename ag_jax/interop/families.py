@@ -350,7 +350,7 @@ ROBERTA = Family(
     sizes=encoder_sizes("roberta"),
     layers=encoder_layers("roberta"),
     **_HEADS,
-    left_out=("roberta.pooler.",),
+    left_out=("roberta.pooler.", "classification_heads."),  # the latter are fairseq's
 )
 
 CAMEMBERT = dataclasses.replace(ROBERTA, model_type="camembert", classes="Camembert")

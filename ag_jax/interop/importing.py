@@ -1,4 +1,4 @@
-"""Import a Hugging Face directory as a run directory at step 0, or as a fine-tuned model."""
+"""Import a directory of transformers or fairseq as a run directory at step 0, or as a fine-tuned model."""
 
 import dataclasses
 import os
@@ -89,7 +89,7 @@ def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[st
         with directories.whole_anywhere(workdir) as place:
             finetuned.save(tuned, place)
         family = f"{source.family.model_type} for {tuned.head.kind}"
-        return Imported(family, _count(tuned.params), (), tuple(left_out))
+        return Imported(family, _count(tuned.params), (), left_out)
     opened = open_model(path, expected, workdir / "tokenizer")
     with directories.whole_anywhere(workdir) as place:
         initial_weights.write(opened.config, place, opened.tokenizer, opened.params)
@@ -178,7 +178,8 @@ def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[
     )
     params = names.nested(names.load(entries, source.tensors, shapes))
     tokenizer = _tokenizer(source)
-    return FineTuned(head, config, tokenizer, params, _origin(source, path, tokenizer)), tuple(left_out)
+    tuned = FineTuned(head, config, tokenizer, params, _origin(source, path, tokenizer))
+    return tuned, (*source.left_out, *left_out)
 
 
 def _check_expected(expected: Sequence[str]) -> None:
@@ -342,7 +343,7 @@ def parameters(
     if new:
         values = names.flat(build.unboxed(jax.jit(program.init)(build.random_keys(config.seed)[0])))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
-    return names.nested(arrays), new, left_out
+    return names.nested(arrays), new, [*source.left_out, *left_out]
 
 
 def _pooler_shapes(source: Source, stored: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:

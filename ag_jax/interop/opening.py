@@ -16,7 +16,7 @@ from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
-from ag_jax.interop import finetuned, importing, task_heads
+from ag_jax.interop import fairseq, finetuned, importing, task_heads
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.importing import OpenModel
 from ag_jax.models.config import EncoderConfig
@@ -267,9 +267,12 @@ def inspected_model(opened: Opened, directory: epath.PathLike) -> Inspected:
 
 
 def is_huggingface(directory: epath.PathLike) -> bool:
-    """Return whether a directory has a config.json of `transformers`. Raises ValueError if that is no JSON object."""
+    """Return whether a directory has a model of `transformers`, or one of fairseq, which is read as such.
+
+    Raises ValueError if its config.json is no JSON object.
+    """
     path = epath.Path(directory) / "config.json"
-    return path.exists() and "model_type" in read_json(path)
+    return "model_type" in read_json(path) if path.exists() else fairseq.is_here(path.parent)
 
 
 def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: bool = False) -> Pretrained:

@@ -1,4 +1,7 @@
-"""Read a Hugging Face directory: family, encoder config, heads, tensors. Unsupported options raise an error."""
+"""Read a directory of transformers or fairseq: family, encoder config, heads, tensors.
+
+Unsupported options raise an error.
+"""
 
 import dataclasses
 import itertools
@@ -11,12 +14,12 @@ import numpy as np
 
 from ag_jax.attention.config import DisentangledConfig
 from ag_jax.data.json_files import read_json, reading
-from ag_jax.interop import catalogue
+from ag_jax.interop import catalogue, fairseq, tokenizer_files
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
-from ag_jax.interop.tensors import Tensors, open_directory
+from ag_jax.interop.tensors import WHOLE, Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.settings import schema
 
@@ -36,7 +39,8 @@ class Source:
     architectures: the classes in its config.json.
     card: the statements of its model card.
     head_settings: pooling and dropout rate of task heads.
-    values: the keys of its config.json.
+    values: the keys of its config.json; those that say the same of a model of fairseq.
+    left_out: parts of tensors that have no use here.
     """
 
     directory: pathlib.Path
@@ -49,18 +53,23 @@ class Source:
     card: Card
     head_settings: HeadSettings
     values: dict[str, Any]
+    left_out: tuple[str, ...] = ()
 
 
 def read(directory: pathlib.Path) -> Source:
-    """Read the model in a Hugging Face directory, leaving its tensors on disk.
+    """Read the model in a directory of transformers or fairseq, leaving its tensors on disk.
 
     Raises ValueError that names every unsupported option.
     """
-    file = directory / "config.json"
-    values = read_json(file)
-    with reading(file, "choose a model of one of these families"):
+    if fairseq.is_here(directory):
+        file, (values, tensors) = directory / WHOLE, fairseq.read(directory)
         family = catalogue.of_config(values)
-    tensors = open_directory(directory)
+    else:
+        file = directory / "config.json"
+        values = read_json(file)
+        with reading(file, "choose a model of one of these families"):
+            family = catalogue.of_config(values)
+        tensors = open_directory(directory)
     tensors = tensors.renamed(_current_names(list(tensors.shapes), family).__getitem__)
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
@@ -72,6 +81,7 @@ def read(directory: pathlib.Path) -> Source:
             f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\nChoose a model without them"
         )
     _check_sizes(file, values, family, tensors)
+    tensors, left_out = _without_unused_types(directory, family, fields, tensors)
     with reading(file, "copy the file anew, or choose another model"):
         decoder = DecoderConfig(**fields.pop("decoder", {}))
         schema.check(decoder, "decoder")
@@ -96,7 +106,27 @@ def read(directory: pathlib.Path) -> Source:
         read_card(directory / "README.md"),
         head_settings,
         values,
+        left_out,
     )
+
+
+def _without_unused_types(
+    directory: pathlib.Path, family: Family, fields: dict[str, Any], tensors: Tensors
+) -> tuple[Tensors, tuple[str, ...]]:
+    """Return (tensors, what was left out), where a RoBERTa has one token type if its tokenizer gives no other.
+
+    RoBERTa's class in transformers makes a table of two types by default, and its tokenizers give type 0 to all
+    texts, so the further rows were never trained.
+
+    fields: of the EncoderConfig, in which `token_types` is set to 1 then.
+    """
+    name = f"{family.root}.embeddings.token_type_embeddings.weight"
+    if family.root != "roberta" or fields["token_types"] < 2 or name not in tensors.shapes:
+        return tensors, ()
+    if tokenizer_files.second_type(directory):
+        return tensors, ()
+    fields["token_types"] = 1
+    return tensors.cut(name, {name: (0, 1)}), (f"{name}[1:], because the tokenizer gives all texts the token type 0",)
 
 
 def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, tensors: Tensors) -> None:

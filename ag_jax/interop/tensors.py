@@ -21,17 +21,23 @@ CONVERSION = (
     "s.save_file(t, '{directory}/model.safetensors')\""
 )
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_BUFFERS = (".position_ids", ".token_type_ids")  # computed by transformers, no parameters
+_BUFFERS = (".position_ids", ".token_type_ids", ".version")  # of transformers and fairseq, no parameters
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Where a tensor is stored: the file, with the tensor's name and shape in it."""
+    """Where a tensor is stored: the file, the name of the stored tensor, and which rows of that it consists of.
+
+    name: None for a tensor of zeros, which is not stored.
+    shape: of the tensor.
+    rows: the first row and the one after the last; None for all.
+    """
 
     file: pathlib.Path
-    name: str
+    name: str | None
     shape: Shape
+    rows: tuple[int, int] | None = None
 
 
 class Tensors:
@@ -44,8 +50,11 @@ class Tensors:
     def read(self, name: str) -> np.ndarray:
         """Read a tensor, in the type that it was saved in."""
         entry = self._entries[name]
+        if entry.name is None:
+            return np.zeros(entry.shape, np.float32)
         with _opened(entry.file) as opened:
-            return opened.get_tensor(entry.name)
+            stored = opened.get_tensor(entry.name)
+        return stored if entry.rows is None else stored[slice(*entry.rows)]
 
     @property
     def source(self) -> pathlib.Path:
@@ -61,14 +70,36 @@ class Tensors:
         """Return these tensors by other names. Raises ValueError if two tensors get the same name."""
         entries: dict[str, _Entry] = {}
         for name, entry in self._entries.items():
-            new = rename(name)
-            if new in entries:
-                raise ValueError(
-                    f"{entries[new].name} in {entries[new].file} and {entry.name} in {entry.file} are both names of "
-                    f"the tensor {new}: expected only one of them; save the model anew without the other"
-                )
-            entries[new] = entry
+            _add(entries, rename(name), entry)
         return Tensors(entries)
+
+    def cut(self, name: str, parts: Mapping[str, tuple[int, int]]) -> "Tensors":
+        """Return these tensors with parts of one in its place.
+
+        name: the tensor to be cut, which is a stored one.
+        parts: {name of the part: (its first row, the row after its last)}.
+        Raises ValueError if another tensor has the name of a part.
+        """
+        entries = dict(self._entries)
+        whole = entries.pop(name)
+        for part, (first, end) in parts.items():
+            shape = (end - first, *whole.shape[1:])
+            _add(entries, part, dataclasses.replace(whole, shape=shape, rows=(first, end)))
+        return Tensors(entries)
+
+    def with_zeros(self, name: str, shape: Shape) -> "Tensors":
+        """Return these tensors with one more, which consists of zeros."""
+        return Tensors({**self._entries, name: _Entry(self.source, None, shape)})
+
+
+def _add(entries: dict[str, _Entry], name: str, entry: _Entry) -> None:
+    """Add a tensor to others. Raises ValueError if one of them has its name."""
+    if name in entries:
+        raise ValueError(
+            f"{entries[name].name} in {entries[name].file} and {entry.name} in {entry.file} are both names of the "
+            f"tensor {name}: expected only one of them; save the model anew without the other"
+        )
+    entries[name] = entry
 
 
 def open_directory(directory: pathlib.Path) -> Tensors:
@@ -104,12 +135,23 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
         return _shards(directory)
     for pickled in PICKLES:
         if (directory / pickled).exists():
-            raise ValueError(
-                f"{directory / pickled} is a pickle, which is not read, because reading a pickle can run any program. "
-                f"Convert it where torch is installed:\n  {CONVERSION.format(directory=directory)}\n"
-                f"or take a revision of the model that has {WHOLE}"
-            )
+            command = CONVERSION.format(directory=directory)
+            raise unread_pickle(directory / pickled, f"{command}\nor take a revision of the model that has {WHOLE}")
     raise FileNotFoundError(f"{directory} has no weights: expected {WHOLE}, or {INDEX} with its shards")
+
+
+def unread_pickle(file: pathlib.Path, command: str) -> ValueError:
+    """Return the error that a pickle is not read, with the command that converts it and what else can be done."""
+    return ValueError(
+        f"{file} is a pickle, which is not read, because reading a pickle can run any program. Convert it where torch "
+        f"is installed:\n  {command}"
+    )
+
+
+def metadata(directory: pathlib.Path) -> dict[str, str]:
+    """Return the texts that the file of a whole model has beside its tensors."""
+    with _opened(directory / WHOLE) as opened:
+        return opened.metadata() or {}
 
 
 def _shards(directory: pathlib.Path) -> list[pathlib.Path]:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers as huggingface
+from safetensors.numpy import load_file
 from tokenizers import models, pre_tokenizers, processors
 
 from ag_jax.data import pipeline
@@ -116,16 +117,21 @@ def test_a_type_that_the_model_lacks(tmp_path):
         second_types(opened)
 
 
-def test_roberta_with_two_types(tmp_path):
-    """As its class makes it without a stated `type_vocab_size`; its tokenizer gives both texts type 0."""
+@pytest.mark.parametrize(("name", "types"), [("RobertaTokenizer", 1), ("BertTokenizer", 2)])
+def test_roberta_with_two_types(name, types, tmp_path):
+    """As its class makes it without a stated `type_vocab_size`: row 1 stays where a second text has type 1."""
+    stored = "roberta.embeddings.token_type_embeddings.weight"
 
     def doubled(tensors):
-        name = "roberta.embeddings.token_type_embeddings.weight"
-        return tensors | {name: np.concatenate([tensors[name], tensors[name] + 1])}
+        return tensors | {stored: np.concatenate([tensors[stored], tensors[stored] + 1])}
 
     directory = with_tensors("roberta", tmp_path / "hf", doubled, type_vocab_size=None)
+    change(directory, "tokenizer_config.json", tokenizer_class=name)
     opened = opening.open_encoder(str(directory))
-    assert not any(second_types(opened))
+    assert second_types(opened)[-1] == types - 1
+    ours = opened.params["encoder"]["embeddings"]["segment"]["embedding"]
+    assert np.array_equal(ours, load_file(directory / "model.safetensors")[stored][:types].astype(np.float32))
+    assert [stored in part for part in opened.imported.left_out] == [True] * (2 - types)
     tune(opened, Head("", "classification", ("no", "yes"), opened.style), tmp_path / "trial")
-    _, values, _, _ = exported(tmp_path / "trial", tmp_path / "out")
-    assert (values["model_type"], values["type_vocab_size"]) == ("roberta", 2)
+    _, values, _, tensors = exported(tmp_path / "trial", tmp_path / "out")
+    assert (values["model_type"], values["type_vocab_size"], len(tensors[stored])) == ("roberta", types, types)
