@@ -23,6 +23,7 @@ from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
 from ag_jax.analysis.figures import attacks as attack_figures
+from ag_jax.analysis.figures import canvas
 from ag_jax.data import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
@@ -92,7 +93,7 @@ def main() -> None:
         ratios = {
             arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms
         }
-        print(f"drawn in {attack_figures.step_time_figure(ratios, options.figure)}")
+        print(f"drawn in {canvas.save(attack_figures.draw_step_times(ratios), options.figure)}")
 
 
 if __name__ == "__main__":

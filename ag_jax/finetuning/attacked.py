@@ -13,8 +13,8 @@ from etils import epath
 from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
-from ag_jax.analysis.figures import plots
-from ag_jax.analysis.report import Figure, Section
+from ag_jax.analysis.figures import canvas, plots
+from ag_jax.analysis.report import Section
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
 from ag_jax.finetuning import attack
 from ag_jax.finetuning.plan import Suite
@@ -106,13 +106,14 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
-        path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
-        figure = Figure("Masked share", f"figures/{path.name}")
-        found.append(attacks.masked_section(["Task", "Arm"], shares, figure))
+        figure = attack_figures.draw_masked(_groups(shares), workdir.name)
+        block = canvas.save_for_report(figure, "Masked share", workdir / "figures" / "masked_share.png")
+        found.append(attacks.masked_section(["Task", "Arm"], shares, block))
     if by_task:
-        path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
-        figure = Figure("Scores against the temperature", f"figures/{path.name}")
-        found.append(attacks.temperature_section(by_task, figure))
+        figure = attack_figures.draw_temperatures(by_task, workdir.name)
+        path = workdir / "figures" / "temperature.png"
+        block = canvas.save_for_report(figure, "Scores against the temperature", path)
+        found.append(attacks.temperature_section(by_task, block))
     return found + _changes(arms, numbers) + _maps(arms, workdir)
 
 
@@ -182,8 +183,8 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[Section]:
         for layer, (text, head) in panels.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer}.png"
             caption = f"Attention to a sentence of {task}, layer {layer}, head {head}"
-            plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}")
-            figures.append(Figure(caption, f"figures/{path.name}"))
+            figure = plots.draw_maps(columns[text], layer, head, f"{workdir.name}: {task}")
+            figures.append(canvas.save_for_report(figure, caption, path))
     explanation = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "

@@ -53,7 +53,7 @@ PUBLIC = (
         "Figures",
         "Pictures of attention maps, as `ag-jax inspect` draws them.",
         "ag_jax.analysis.figures.plots",
-        ("mean_figure", "map_figure", "pattern_figure", "training_figure", "save_inspection"),
+        ("draw_means", "draw_maps", "draw_patterns", "draw_training", "save", "save_inspection"),
     ),
     (
         "Attention patterns",
