@@ -436,11 +436,6 @@ def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assi
     return {name: pattern.mass_NH for name, pattern in measured(maps, special, assignment).items()}
 
 
-def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: the mass on its target of a head that attends uniformly, `N` (layer)}."""
-    return {name: pattern.chance_N for name, pattern in measured(maps, special, assignment).items()}
-
-
 def viewer_view(
     maps: AttentionMaps,
     name: str,

@@ -14,7 +14,7 @@ from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import canvas, plots
-from ag_jax.analysis.report import Section
+from ag_jax.analysis.report import Section, table_of_layers
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
 from ag_jax.finetuning import attack
 from ag_jax.finetuning.plan import Suite
@@ -134,14 +134,14 @@ def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[Sectio
             guidance = arm.suite.config.guidance
             change_N = attack.change_on_examples(tuned, predicted.task, predicted.examples, settings, guidance)
             numbers["tasks"][task]["arms"][name]["attention_change"] = change_N.tolist()
-            rows.append(([task, name], change_N))
+            rows.append(([task, name], [*map(changes.two_digits, (change_N.mean(), *change_N))]))
     if not rows:
         return []
     explanation = (
         f"{changes.EXPLAINED}, over the first {attack.EXAMPLES} development examples: the model of the first seed, "
         "without dropout, under the attack of its own training, with the examples' labels."
     )
-    table = changes.changes_of_layers(["Task", "Arm"], rows)
+    table = table_of_layers(["Task", "Arm"], rows)
     return [Section("How far attacks change attention", [table, explanation])]
 
 

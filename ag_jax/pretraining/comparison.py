@@ -298,7 +298,7 @@ def _figures(
         sections[attacks.MASKED] = [shown("Share of units that the attack masks", figure, "masked_share.png")]
     if not first.translates:
         means = {arm: of_arm[-1][1] for arm, of_arm in columns.items()}
-        steps = dict.fromkeys(_last_step(config, place) for place, config in runs.values())
+        steps = dict.fromkeys(run_directory.milestone_step(config, place) for place, config in runs.values())
         title = f"step {' and '.join(f'{step:,}' for step in steps)}"
         caption = "Attention of the last layer, mean over its heads"
         sections[last_layer.TITLE] = [shown(caption, plots.draw_means(means, title), "last_layer.png")]
@@ -350,11 +350,6 @@ def _cross_attention(runs: Mapping[str, tuple[epath.Path, ExperimentConfig]]) ->
         for arm, one in translators.items()
     }
     return f"Cross-attention to the sentence, translated by {first}", plots.draw_means(crossing)
-
-
-def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Return the step of a run's last milestone, the checkpoint at the largest fraction in `training.milestones`."""
-    return run_directory.milestone_step(config, workdir, max(config.training.milestones))
 
 
 def _write_page(

@@ -47,7 +47,7 @@ PUBLIC = (
         "Attention maps",
         "[Look inside](../inspect.md) has examples.",
         "ag_jax.analysis.maps",
-        ("attention_maps", "AttentionMaps", "targets", "attention_mass", "uniform_mass", "mass_table"),
+        ("attention_maps", "AttentionMaps", "targets", "attention_mass", "measured", "mass_table"),
     ),
     (
         "Figures",

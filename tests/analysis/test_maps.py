@@ -116,8 +116,8 @@ def test_targets_and_masses_row_by_row():
 
 def test_a_pattern_without_a_token_has_no_mass():
     attention = examples.sentence("we build roads we build roads we")
-    assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
-    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
+    found = maps.measured(attention, tiny.SPECIAL, Assignment())["period"]
+    assert np.isnan(found.mass_NH).all() and np.isnan(found.chance_N).all()
     names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     assert "period" not in names and not np.isnan(masses).any()
     assert cells(maps.mass_table(attention, tiny.SPECIAL, Assignment()))[1]["Period", "0-2"] == ["–"] * 3
