@@ -50,7 +50,7 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
         running.append(Runner(Variant(arm, arm), config, pipeline.prepare(config.data), epath.Path("never_written")))
         print(f"{length} tokens, {arm}: compiled in {running[-1].compile_seconds:.1f} s", flush=True)
     turns.take(running, options.rounds, options.steps)
-    figures = {one.name: turns.speed(one.times, tokens=one.tokens) | compiled(one) for one in running}
+    figures = {one.name: one.speed() | compiled(one) for one in running}
     base = figures[running[0].name]
     for name, of_arm in figures.items():
         of_arm["ratios"] = {

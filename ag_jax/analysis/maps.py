@@ -199,11 +199,8 @@ class AttentionMaps:
             heads are shown as not guided.
         detail: `full` or `picture`, see `viewer.page.page`; None stores as much as a notebook can hold.
         """
-        others = against or {}
-        if self.title in others:
-            raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
-        views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
+        views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in (against or {}).items()]
         return NotebookView(f"Attention of {self.model}" if self.model else "Attention", side_by_side(views), detail)
 
     @property

@@ -15,8 +15,9 @@ from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import canvas, plots
 from ag_jax.analysis.report import Section, table_of_layers
-from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
+from ag_jax.data.tasks.task import Choices, Example, Referent
 from ag_jax.finetuning import attack
+from ag_jax.finetuning.error_analysis import texts_of
 from ag_jax.finetuning.plan import Suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.interop import finetuned
@@ -240,10 +241,6 @@ def sentence(examples: Sequence[Example]) -> str:
 
 
 def _text(example: Example) -> str:
-    if isinstance(example, Texts):
-        return example.first
-    if isinstance(example, Question):
-        return example.question
     if isinstance(example, Referent):
         return f"{example.before}{example.phrases[0]}{example.after}"
-    return example.pairs[0][1] if isinstance(example, Choices) else " ".join(example.words)
+    return texts_of(example)[isinstance(example, Choices)]

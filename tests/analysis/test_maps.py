@@ -186,8 +186,6 @@ def test_a_view_for_a_notebook(model, params):
     np.testing.assert_array_equal(one.targets["period"].mass_NH, masses["period"])
     assert "srcdoc" in shown._repr_html_()
     assert set(attention.view().views[0].targets) == {"next", "prev", "first", "same"}  # without ids of delimiters
-    with pytest.raises(ValueError, match="another name than these maps have, 'Encoder'"):
-        attention.view(against={"Encoder": other})
     # Hard-coded attention that is not normalised.
     fixed = dataclasses.replace(attention, weights_NHQK=2 * attention.weights_NHQK, is_fixed=True)
     assert fixed.view().views[0].weights_NHQK.max() == 1
