@@ -23,6 +23,7 @@ from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
 from ag_jax.analysis.figures import attacks as attack_figures
+from ag_jax.analysis.figures import canvas
 from ag_jax.data import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
@@ -49,7 +50,7 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
         running.append(Runner(Variant(arm, arm), config, pipeline.prepare(config.data), epath.Path("never_written")))
         print(f"{length} tokens, {arm}: compiled in {running[-1].compile_seconds:.1f} s", flush=True)
     turns.take(running, options.rounds, options.steps)
-    figures = {one.name: turns.speed(one.times, tokens=one.tokens) | compiled(one) for one in running}
+    figures = {one.name: one.speed() | compiled(one) for one in running}
     base = figures[running[0].name]
     for name, of_arm in figures.items():
         of_arm["ratios"] = {
@@ -92,7 +93,7 @@ def main() -> None:
         ratios = {
             arm: {length: of_arm[arm]["ratios"]["step_time"] for length, of_arm in figures.items()} for arm in arms
         }
-        print(f"drawn in {attack_figures.step_time_figure(ratios, options.figure)}")
+        print(f"drawn in {canvas.save(attack_figures.draw_step_times(ratios), options.figure)}")
 
 
 if __name__ == "__main__":

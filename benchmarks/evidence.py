@@ -8,15 +8,18 @@ that is not committed records nothing.
 Experiments that were recorded before are files of JSON lines, `NAME.jsonl` in place of the folder `NAME`.
 """
 
+import argparse
 import dataclasses
 import hashlib
 import json
 import pathlib
 import subprocess
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+import jax
 import record
 from etils import epath
 
@@ -24,6 +27,7 @@ import ag_jax
 from ag_jax.grid import run as grid
 from ag_jax.grid import store
 from ag_jax.grid.cells import Cell, Result, Stage, Table
+from ag_jax.training.stopping import Interrupted
 
 Line = dict[str, Any]
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
@@ -127,6 +131,28 @@ def run(
             )
     table = grid.run(plan, epath.Path(folder))
     return None if table is None else [dict(result.facts) for result in table.values()]
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the flags that the programs of experiments share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    path = {"type": lambda text: pathlib.Path(text).expanduser().resolve()}
+    parser.add_argument("--workdir", required=True, help="directory of what is trained", **path)
+    parser.add_argument("--results", default=record.RESULTS, help="folder of the results", **path)
+    parser.add_argument(
+        "--compilation-cache",
+        help="directory in which JAX keeps compiled programs between processes",
+        type=lambda text: jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(text).expanduser())),
+    )
+    return parser
+
+
+def start(main: Callable[[], None]) -> None:
+    """Call the main function of a program; a signal ends it with one line."""
+    try:
+        main()
+    except Interrupted as stopped:
+        sys.exit(f"{stopped}. Run the same command again to resume")
 
 
 def read(folder: pathlib.Path) -> list[Line]:

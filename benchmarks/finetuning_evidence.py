@@ -30,13 +30,10 @@ import math
 import os
 import pathlib
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import evidence
-import jax
-import record
 from etils import epath
 from evidence import Line
 
@@ -52,7 +49,6 @@ from ag_jax.grid.cells import Result
 from ag_jax.interop import opening
 from ag_jax.settings import config_files
 from ag_jax.training.metrics import read_metrics
-from ag_jax.training.stopping import Interrupted
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "asa" / "real_weights.py"
@@ -378,20 +374,15 @@ def _run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the selection or the experiment, and print what was chosen or the mean of each arm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = evidence.options(__doc__)
     parser.add_argument("--checkpoint", required=True, help="run directory or Hugging Face directory of the model")
     parser.add_argument("--data", required=True, help="folder with the tasks' files")
-    parser.add_argument("--workdir", required=True, help="directory of the trials")
-    parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
-    parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
     parser.add_argument("--tasks", nargs="+", choices=ARMS, default=list(ARMS), help="tasks to train on")
     parser.add_argument("--select", action="store_true", help="choose learning rates and FreeLB's step size")
     options = parser.parse_args(arguments)
-    for name in ("checkpoint", "data", "workdir"):
+    for name in ("checkpoint", "data"):
         setattr(options, name, str(pathlib.Path(getattr(options, name)).expanduser().resolve()))
-    if options.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
-    folder = pathlib.Path(options.results).expanduser().resolve()
+    folder = options.results
     selection = folder / f"{NAME}_selection"
     if options.select:
         if (lines := select(selection, options)) is not None:
@@ -408,7 +399,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Interrupted as stopped:
-        sys.exit(f"{stopped}. Run the same command again to resume")
+    evidence.start(main)

@@ -15,12 +15,13 @@ All have float32 and dropout 0.1. To give all of them huge pages on a CPU, set G
 """
 
 import argparse
-import importlib.metadata
+import collections
 import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import huggingface
 import jax
 import numpy as np
 import record
@@ -77,12 +78,18 @@ def one_of_each_length(features: Features, options: argparse.Namespace) -> Itera
         yield buckets.make_batch(features, one, options.batch_size)
 
 
-class Ours:
-    """The compiled training steps of a trial, one per batch length, with their state and times."""
+def counts_of(batch: dict[str, np.ndarray]) -> dict[str, int]:
+    """Return the numbers of examples and of tokens of a batch."""
+    return {"examples": int((batch["rows"] >= 0).sum()), "tokens": int((batch["segment_ids"] > 0).sum())}
+
+
+class Ours(turns.Program):
+    """The compiled training steps of a trial, one per batch length, with their state."""
 
     name = "ag_jax"
 
     def __init__(self, data: TaskData, opened: Pretrained, options: argparse.Namespace):
+        super().__init__()
         recipe = Recipe(epochs=3, max_length=options.max_length, batch_sizes=(options.batch_size,))
         config = FinetuningConfig(checkpoint="random", tasks={data.task.name: recipe})
         of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
@@ -91,8 +98,6 @@ class Ours:
         self.hyperparameters = Hyperparameters.of(task_training.optimizer_config(of, data), config.guidance)
         self.state = self.program.create(self.key)
         self.batches = endless(data.train.features, options)
-        self.times: list[float] = []
-        self.examples = self.tokens = 0
         self.compiled: dict[int, Any] = {}
         self.compile_seconds: dict[int, float] = {}
         for batch in one_of_each_length(data.train.features, options):
@@ -110,34 +115,32 @@ class Ours:
         return sharding.place_batch({name: field for name, field in batch.items() if name != "rows"}, self.program.mesh)
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Run `stop - start` steps; with `counted`, add their times, examples and tokens.
+        """Run `stop - start` steps; with `counted`, add their times and counts.
 
         A step runs while the next batch is made, as in a trial.
         """
-        times, examples, tokens, in_flight = [], 0, 0, None
+        times, counts, in_flight = [], collections.Counter[str](), None
         before = time.perf_counter()
         for _ in range(start, stop):
             batch = next(self.batches)
-            examples, tokens = (
-                examples + int((batch["rows"] >= 0).sum()),
-                tokens + int((batch["segment_ids"] > 0).sum()),
-            )
+            counts.update(counts_of(batch))
             step = self.compiled[batch["tokens"].shape[-1]]
             self.state, metrics = step(self.state, self._place(batch), self.key, self.hyperparameters)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
         turns.finish(in_flight, times, before)
         if counted:
-            self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
+            self.times += times
+            self.counts.update(counts)
 
     def figures(self) -> dict[str, Any]:
         """Return the speed, and for each batch length the compile time and the share of batches."""
         compiled = {"compile_seconds": self.compile_seconds, "share_of_batches": self.shares}
-        return turns.speed(self.times, examples=self.examples, tokens=self.tokens) | compiled
+        return self.speed() | compiled
 
 
-class HuggingFace:
-    """RobertaForSequenceClassification of transformers, trained as in transformers' examples.
+class HuggingFace(huggingface.Roberta):
+    """RobertaForSequenceClassification of transformers.
 
     compiled: compile the model with torch.compile, for each batch length anew, as here.
     """
@@ -150,70 +153,29 @@ class HuggingFace:
         classes: int,
         compiled: bool = False,
     ):
-        import torch
-        import transformers
-
-        self.name, self.batches, self.torch = name, batches, torch
-        settings = transformers.RobertaConfig(
-            vocab_size=config.vocabulary_size,
-            hidden_size=config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            intermediate_size=config.feedforward or 4 * config.width,
-            max_position_embeddings=config.max_length + config.position_offset,
-            hidden_dropout_prob=config.dropout,
-            attention_probs_dropout_prob=config.attention_dropout,
-            type_vocab_size=config.token_types,
-            layer_norm_eps=config.layer_norm_epsilon,
-            num_labels=classes,
-            attn_implementation="sdpa",
-        )
-        self.model = transformers.RobertaForSequenceClassification(settings).train()
+        kind, words = "RobertaForSequenceClassification", config.vocabulary_size
+        super().__init__(kind, config, words, LEARNING_RATE, num_labels=classes)
+        self.name, self.batches = name, batches
         if compiled:
             # Without these, the lengths of a second task would exceed torch's limit and run uncompiled in silence.
-            torch._dynamo.reset()
-            torch._dynamo.config.fail_on_recompile_limit_hit = True
-        self.forward = torch.compile(self.model, dynamic=False) if compiled else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
-        self.times: list[float] = []
-        self.examples = self.tokens = 0
+            self.torch._dynamo.reset()
+            self.torch._dynamo.config.fail_on_recompile_limit_hit = True
+        self.forward = self.torch.compile(self.model, dynamic=False) if compiled else self.model
 
-    def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Run `stop - start` steps; with `counted`, add their times, examples and tokens."""
-        times, examples, tokens = [], 0, 0
-        for _ in range(start, stop):
-            began = time.perf_counter()
-            batch = next(self.batches)
-            self.step(batch)
-            times.append(time.perf_counter() - began)
-            examples, tokens = (
-                examples + int((batch["rows"] >= 0).sum()),
-                tokens + int((batch["segment_ids"] > 0).sum()),
-            )
-        if counted:
-            self.times, self.examples, self.tokens = self.times + times, self.examples + examples, self.tokens + tokens
+    def step(self, number: int) -> dict[str, int]:
+        batch = next(self.batches)
+        self.train(batch)
+        return counts_of(batch)
 
-    def step(self, batch: dict[str, np.ndarray]) -> None:
+    def train(self, batch: dict[str, np.ndarray]) -> None:
         """Take one training step."""
-        torch = self.torch
         fields = {
             "input_ids": batch["tokens"],
             "attention_mask": batch["segment_ids"] > 0,
             "labels": batch["labels"],
         }
-        given = {name: torch.from_numpy(np.ascontiguousarray(field, np.int64)) for name, field in fields.items()}
-        loss = self.forward(**given).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.item()
-
-    def figures(self) -> dict[str, Any]:
-        """Return the speed, the versions of torch and transformers, and the number of threads."""
-        versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
-        speed = turns.speed(self.times, examples=self.examples, tokens=self.tokens)
-        return speed | {"versions": versions, "threads": self.torch.get_num_threads()}
+        given = self.tensors({name: field.astype(np.int64) for name, field in fields.items()})
+        self.update(self.forward(**given).loss)
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -241,7 +203,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         HuggingFace("huggingface_compiled", endless(features, options), config, len(read.task.labels), compiled=True),
     ]
     for batch in one_of_each_length(features, options):  # compiles each length
-        running[-1].step(batch)
+        running[-1].train(batch)
     turns.take(running, options.rounds, options.steps)
     figures = {one.name: one.figures() for one in running}
     rate = figures["ag_jax"]["examples_per_second"]

@@ -23,7 +23,6 @@ Hardware and time: about four minutes a run and a minute for 50 pairs of each pa
 uses; 72 runs, and 32 with --rates. With --depths, 36 runs of four to eight minutes.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -35,9 +34,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import evidence
-import jax
 import numpy as np
-import record
 from etils import epath
 from evidence import Line
 
@@ -57,7 +54,6 @@ from ag_jax.probing.minimal_pairs import scoring
 from ag_jax.settings import config_files
 from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.metrics import read_metrics
-from ag_jax.training.stopping import Interrupted
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "modern" / "guidance.py"
@@ -241,21 +237,16 @@ def judged(cell: Run, lines: Sequence[Line], root: epath.Path, pairs: Sequence[m
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train or score all cells that have no line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="directory of the runs")
-    parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
+    parser = evidence.options(__doc__)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
     what.add_argument("--rates", action="store_true", help="train at more learning rates")
     what.add_argument("--depths", action="store_true", help="train with more layers, with and without warm-up")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of each paradigm")
-    parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
     options = parser.parse_args(arguments)
-    if options.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
-    folder, program = pathlib.Path(options.results).expanduser().resolve(), pathlib.Path(__file__)
+    folder, program = options.results, pathlib.Path(__file__)
     # Below the hash of the code, so that runs of other code are never read or resumed.
-    root = epath.Path(options.workdir).expanduser().resolve() / evidence.package_hash(ROOT)
+    root = epath.Path(options.workdir) / evidence.package_hash(ROOT)
     train = functools.partial(trained, root=root)
     if options.rates or options.depths:
         name, of = (f"{NAME}_rates", by_rate()) if options.rates else (DEPTH_NAME, by_depth())
@@ -277,7 +268,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Interrupted as stopped:
-        sys.exit(f"{stopped}. Run the same command again to resume")
+    evidence.start(main)

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import huggingface
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,8 +108,8 @@ def choices(layers: int) -> dict[str, list[Variant]]:
     }
 
 
-class Runner:
-    """A compiled variant with its state, and the times of its steps."""
+class Runner(turns.Program):
+    """A compiled variant with its state."""
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class Runner:
         corpus: pipeline.Corpus,
         workdir: epath.Path,
     ):
+        super().__init__()
         self.name, self.config = variant.name, config
         self.trainee = run.PretrainingRun(config, workdir, corpus)
         self.mesh = self.trainee.program.mesh
@@ -131,9 +132,7 @@ class Runner:
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
         self.flops = workloads.workload_of(config).flops(config, corpus.tokenizer, predicted).total
-        self.times: list[float] = []
         self.waits: list[float] = []
-        self.tokens = 0
 
     def tokens_of(self, batch: HostBatch) -> int:
         """Return the number of tokens of a batch."""
@@ -162,7 +161,7 @@ class Runner:
         turns.finish(in_flight, times, before)
         if counted:
             self.times, self.waits = self.times + times, self.waits + waits
-            self.tokens += sum(tokens)
+            self.counts["tokens"] += sum(tokens)
 
     def figures(self, peak: float | None) -> dict[str, Any]:
         """Return speed, MFU, the share of time spent waiting for input, compile time and memory.
@@ -173,7 +172,7 @@ class Runner:
         seconds = sum(self.times)
         memory, used = self.program.memory_analysis(), devices[0].memory_stats()
         compiled = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-        return turns.speed(self.times, tokens=self.tokens) | {
+        return self.speed() | {
             "mfu": flops.mfu(self.flops * len(self.times), seconds, len(devices), peak),
             "model_flops_a_step": self.flops,
             "input_wait_share": sum(self.waits) / seconds,
@@ -183,67 +182,31 @@ class Runner:
         }
 
 
-class HuggingFace:
-    """RobertaForMaskedLM of transformers, trained as in transformers' examples, on the same batches.
+class HuggingFace(huggingface.Roberta):
+    """RobertaForMaskedLM of transformers on the same batches.
 
     compiled: compile the model with torch.compile, or the encoder alone with `masked_only`.
     masked_only: apply the word head to the masked positions alone, instead of to all.
     """
 
     def __init__(self, like: Runner, words: int, *, compiled: bool, masked_only: bool):
-        import torch
-        import transformers
-
+        super().__init__("RobertaForMaskedLM", like.config.model, words, 1e-4)
         self.name = "huggingface" + ("-compiled" if compiled else "") + ("-masked_only" if masked_only else "")
-        self.torch, self.masked_only, self.trainee, model = torch, masked_only, like.trainee, like.config.model
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        config = transformers.RobertaConfig(
-            vocab_size=words,
-            hidden_size=model.width,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            intermediate_size=model.feedforward or 4 * model.width,
-            max_position_embeddings=model.max_length + model.position_offset,
-            hidden_dropout_prob=model.dropout,
-            attention_probs_dropout_prob=model.attention_dropout,
-            type_vocab_size=model.token_types,
-            layer_norm_eps=model.layer_norm_epsilon,
-            attn_implementation="sdpa",
-        )
-        self.model = transformers.RobertaForMaskedLM(config).to(self.device).train()
+        self.masked_only, self.inputs = masked_only, like.trainee.batches
         called = self.model.roberta if masked_only else self.model
-        self.forward = torch.compile(called) if compiled else called
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.device == "cuda")
-        self.times: list[float] = []
-        self.tokens = 0
+        self.forward = self.torch.compile(called) if compiled else called
 
-    def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Run steps `start` to `stop` - 1; with `counted`, add their times and tokens."""
-        torch, times, tokens = self.torch, [], 0
-        for batch in self.trainee.batches(start, stop):
-            began = time.perf_counter()
-            labels = np.full(batch["tokens"].shape, -100, np.int64)
-            row, slot = np.nonzero(batch["masked_weights"])
-            labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
-            fields = {
-                "input_ids": batch["tokens"].astype(np.int64),
-                "attention_mask": batch["segment_ids"] > 0,
-                "labels": labels,
-            }
-            given = {
-                name: torch.from_numpy(np.ascontiguousarray(field)).to(self.device) for name, field in fields.items()
-            }
-            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-                loss = self._loss(**given)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.item()  # waits for the device
-            times.append(time.perf_counter() - began)
-            tokens += int((batch["segment_ids"] > 0).sum())
-        if counted:
-            self.times, self.tokens = self.times + times, self.tokens + tokens
+    def step(self, batch: HostBatch) -> dict[str, int]:
+        labels = np.full(batch["tokens"].shape, -100, np.int64)
+        row, slot = np.nonzero(batch["masked_weights"])
+        labels[row, batch["masked_positions"][row, slot]] = batch["masked_labels"][row, slot]
+        is_token = batch["segment_ids"] > 0
+        fields = {"input_ids": batch["tokens"].astype(np.int64), "attention_mask": is_token, "labels": labels}
+        given = self.tensors(fields)
+        with self.torch.autocast(self.device, self.torch.bfloat16, enabled=self.device == "cuda"):
+            loss = self._loss(**given)
+        self.update(loss)
+        return {"tokens": int(is_token.sum())}
 
     def _loss(self, labels: Any, **given: Any) -> Any:
         """Return the mean loss of the masked words."""
@@ -252,11 +215,6 @@ class HuggingFace:
         masked = labels != -100
         scores = self.model.lm_head(self.forward(**given).last_hidden_state[masked])
         return self.torch.nn.functional.cross_entropy(scores.float(), labels[masked])
-
-    def figures(self, peak: float | None) -> dict[str, Any]:
-        """Return the speed, the versions and the device."""
-        versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers")}
-        return turns.speed(self.times, tokens=self.tokens) | {"versions": versions, "device": self.device}
 
 
 def runners(

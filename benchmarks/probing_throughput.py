@@ -56,26 +56,24 @@ def generated(path: pathlib.Path, documents: int) -> None:
     path.write_text("\n".join(lines))
 
 
-class Probing:
-    """The measurement of a model by a probe, with its times."""
+class Probing(turns.Program):
+    """The measurement of a model by a probe."""
 
     def __init__(self, probed: ProbedModel, probe: Probe):
+        super().__init__()
         self.probed, self.probe = probed, probe
-        self.times: list[float] = []
 
-    def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Measure the model `stop - start` times."""
-        for _ in range(start, stop):
-            began = time.perf_counter()
-            measuring.measure(self.probed, self.probe, MODES)
-            if counted:
-                self.times.append(time.perf_counter() - began)
+    def step(self, number: int) -> dict[str, int]:
+        measuring.measure(self.probed, self.probe, MODES)
+        return {"queries": len(self.probe.queries)}
 
 
-class Forward:
-    """The forward passes of the measurement, with their times."""
+class Forward(turns.Program):
+    """The forward passes of the measurement."""
 
     def __init__(self, probed: ProbedModel, probe: Probe):
+        super().__init__()
+        self.windows = len(probe.windows)
         windows = [window for window in encode(probe.windows, probed.tokenizer, probed.longest).windows if window]
         if len(windows) < len(probe.windows):
             raise ValueError("a window is longer than the model can read: lower --window")
@@ -90,16 +88,11 @@ class Forward:
                 {"params": params}, batch, method=lambda model, batch: model.encoder(batch, deterministic=True)
             )
         )
-        self.times: list[float] = []
 
-    def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Encode all batches `stop - start` times."""
-        for _ in range(start, stop):
-            began = time.perf_counter()
-            for batch in self.batches:
-                jax.block_until_ready(self.encode(self.params, batch))
-            if counted:
-                self.times.append(time.perf_counter() - began)
+    def step(self, number: int) -> dict[str, int]:
+        for batch in self.batches:
+            jax.block_until_ready(self.encode(self.params, batch))
+        return {"windows": self.windows}
 
 
 def measure(path: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -123,9 +116,8 @@ def measure(path: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.profile:
         probing.steps(0, 1, counted=False)
         profile = cProfile.Profile()
-        profile.runcall(probing.steps, 0, 1)
+        profile.runcall(probing.steps, 0, 1, counted=False)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-        probing.times.clear()
     turns.take([probing, forward], options.rounds, 1)
     ratio = sum(probing.times) / sum(forward.times)
     print(f"{len(probe.queries):,} queries in {len(probe.windows):,} windows, made in {making:.1f} s")
@@ -138,8 +130,8 @@ def measure(path: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
         "queries": len(probe.queries),
         "seconds_to_read_and_ask": making,
         "variants": {
-            "probing": turns.speed(probing.times, queries=len(probe.queries) * len(probing.times)),
-            "forward": turns.speed(forward.times, windows=len(probe.windows) * len(forward.times)),
+            "probing": probing.speed(),
+            "forward": forward.speed(),
         },
         "ratio": ratio,
         "goal": GOAL,

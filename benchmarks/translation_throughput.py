@@ -122,7 +122,7 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
         turns.take(running, options.rounds, options.steps)
     figures = {one.name: one.figures(None) for one in running}
     for one in running:
-        found = figures[one.name] | {"target_tokens_a_step": one.tokens / len(one.times)}
+        found = figures[one.name] | {"target_tokens_a_step": one.counts["tokens"] / len(one.times)}
         figures[one.name] = found
         print(
             f"{one.name:<14} {found['tokens_per_second']:>10,.0f} target tokens/s "

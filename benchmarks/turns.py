@@ -1,9 +1,10 @@
 """Measure programs in turns in one process, so that each sees the same load of the machine."""
 
+import collections
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,14 +12,48 @@ import numpy as np
 FIRST = 3  # steps that are not counted
 
 
-class Runs(Protocol):
-    """Interface of a program that can be measured in turns."""
+class Program:
+    """A program that is measured in turns.
+
+    name: its name in the results.
+    times: seconds of each counted step.
+    counts: what these steps read, such as the number of tokens.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.counts = collections.Counter[str]()
+
+    def inputs(self, start: int, stop: int) -> Iterable[Any]:
+        """Return what `step` gets for steps `start` to `stop` - 1; the time to make it is not measured."""
+        return range(start, stop)
+
+    def step(self, given: Any) -> Mapping[str, int]:
+        """Run a step to its end, and return what it read."""
+        raise NotImplementedError
 
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
         """Run steps `start` to `stop` - 1; measure them if `counted`."""
+        for given in self.inputs(start, stop):
+            began = time.perf_counter()
+            counts = self.step(given)
+            if counted:
+                self.times.append(time.perf_counter() - began)
+                self.counts.update(counts)
+
+    def speed(self) -> dict[str, float]:
+        """Return each of the counts per second over all steps, and percentiles of the step times."""
+        return {
+            **{f"{name}_per_second": count / sum(self.times) for name, count in self.counts.items()},
+            "step_seconds_p50": statistics.median(self.times),
+            "step_seconds_p95": float(np.percentile(self.times, 95)),
+            "steps": len(self.times),
+        }
 
 
-def take(running: Sequence[Runs], rounds: int, steps: int) -> None:
+def take(running: Sequence[Program], rounds: int, steps: int) -> None:
     """Run `steps` steps of each program in turn, `rounds` times, after `FIRST` uncounted steps of each."""
     for one in running:
         one.steps(0, FIRST, counted=False)
@@ -43,13 +78,3 @@ def finish(in_flight: Any, times: list[float], before: float) -> float:
     now = time.perf_counter()
     times.append(now - before)
     return now
-
-
-def speed(times: list[float], **counts: int) -> dict[str, float]:
-    """Return each of `counts`, such as `tokens`, per second over all steps, and percentiles of the step times."""
-    return {
-        **{f"{name}_per_second": count / sum(times) for name, count in counts.items()},
-        "step_seconds_p50": statistics.median(times),
-        "step_seconds_p95": float(np.percentile(times, 95)),
-        "steps": len(times),
-    }

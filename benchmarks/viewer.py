@@ -71,11 +71,6 @@ class Tool:
     enlarged: str
 
 
-def write_ours(found: AttentionMaps, path: pathlib.Path) -> None:
-    """Write the page of `ag-jax inspect --html`, without the targets of patterns."""
-    found.view().save(path)
-
-
 def bertviz_writer(libraries: pathlib.Path) -> Callable[[AttentionMaps, pathlib.Path], None]:
     """Return a function that writes bertviz's model view, which loads its libraries from a folder."""
     import bertviz
@@ -94,7 +89,7 @@ def bertviz_writer(libraries: pathlib.Path) -> Callable[[AttentionMaps, pathlib.
 
 
 DRAWN = "document.documentElement.dataset.drawn"  # how often our page has drawn itself
-OURS = Tool(write_ours, DRAWN, ".head", f"{DRAWN} !== before")
+OURS = Tool(lambda found, path: found.view().save(path), DRAWN, ".head", f"{DRAWN} !== before")
 
 
 def bertviz(libraries: pathlib.Path) -> Tool:

@@ -521,6 +521,20 @@ BUGS = (
         "tests/models/test_head_mask.py",
     ),
     Bug(
+        "a report links to its figures in its own directory",
+        "ag_jax/analysis/figures/canvas.py",
+        'f"{path.parent.name}/{save(figure, path).name}"',
+        'f"{save(figure, path).name}"',
+        "tests/test_inspection.py",
+    ),
+    Bug(
+        "the median over seeds is their mean",
+        "ag_jax/finetuning/choosing.py",
+        '"median": float(np.median(values))',
+        '"median": float(np.mean(values))',
+        "tests/finetuning/test_choosing.py",
+    ),
+    Bug(
         "the table of head ablation has the heads in reverse order",
         "ag_jax/probing/ablation/heads.py",
         "1 - np.eye(heads_count)]",

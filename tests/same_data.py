@@ -1,13 +1,9 @@
-"""Prepare texts with two commits side by side, and compare the rows, the batches and the masks bit by bit.
-
-    python -m tests.same_data OLD NEW      # commits, or directories of checkouts; two minutes on two cores
-    python -m tests.same_data --digests    # print the digests of the checkout in PYTHONPATH
+"""Digests of the rows, the batches and the masks of texts, which `python -m tests.same_numbers --only=data` compares.
 
 There is a case for each format, kind of tokenizer, kind of file and way of holding out; `quickstart` has the data
-settings of the config of this name. The exit status is 1 if a digest differs.
+settings of the config of this name. The texts are written below `data/`, and the digests to `digests.json`.
 """
 
-import argparse
 import csv
 import dataclasses
 import gzip
@@ -17,8 +13,6 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,39 +148,8 @@ def _digest(arrays: Iterator[np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
-def compare(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> list[str]:
-    """Return a line for each digest of a case that differs."""
-    cases = {(case, what) for results in (old, new) for case in results for what in results[case]}
-    values = [
-        (case, what, *(results.get(case, {}).get(what) for results in (old, new))) for case, what in sorted(cases)
-    ]
-    return [f"{case}: {what} was {before}, is {now}" for case, what, before, now in values if before != now]
-
-
-def main() -> int:
-    """Return 0 if all digests are equal, else 1."""
-    from tests.same_numbers import checkout  # not at the top, because an older checkout lacks it
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commits", nargs=2, metavar="COMMIT", help="commits or directories")
-    results = []
-    for commit in parser.parse_args().commits:
-        with checkout(commit) as place, tempfile.TemporaryDirectory() as folder:
-            write(pathlib.Path(folder) / "data")
-            environment = os.environ | {"PYTHONPATH": str(place), "AG_JAX_CACHE": f"{folder}/cache"}
-            program = [sys.executable, os.path.abspath(__file__), "--digests"]
-            printed = subprocess.run(
-                program, cwd=f"{folder}/data", env=environment, stdout=subprocess.PIPE, check=True, text=True
-            )
-            results.append(json.loads(printed.stdout))
-    differences = compare(*results)
-    print(*differences, sep="\n")
-    print(f"{sum(map(len, results[1].values()))} digests of {len(results[1])} cases, {len(differences)} differ")
-    return int(bool(differences))
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--digests"]:
-        print(json.dumps({name: digests(config) for name, config in configs().items()}))
-    else:
-        sys.exit(main())
+    write(pathlib.Path("data/texts"))
+    os.chdir("data/texts")
+    values = {name: digests(config) for name, config in configs().items()}
+    pathlib.Path("../../digests.json").write_text(json.dumps(values))

@@ -7,7 +7,8 @@
 OLD and NEW are commits, or directories of checkouts with changes that are not committed. Recorded numbers differ
 between processors by hundredths, so a change of the program is compared with the program before it, not with a record.
 
-Each scenario is a series of commands, such as a comparison or a search, with a cache of its own. The results are the
+Each scenario is a series of commands, such as a comparison or a search, with a cache of its own; `data` has digests of
+rows, batches and masks in all formats (tests/same_data.py). The results are the
 values of JSON files, the lines of other texts, and the arrays of .npz and .safetensors files; settings, tokenizers,
 figures, checkpoints, and whatever measures time, are left out. A path is a file with the keys in it, such as
 `quickstart/plain-seed0/summary.json: validation_loss`. A value that moved, so that the old path is gone and a new one
@@ -107,6 +108,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("translate", "--workdir=translation/ag-seed0", "--input=data/test.en", "--output=translation/test.out"),
     ),
+    "data": (("tests/same_data.py",),),
     "full": (QUICKSTART,),
 }
 
@@ -138,7 +140,7 @@ def main() -> int:
     if unknown := {*names} - SCENARIOS.keys():
         parser.error(f"the scenarios are {', '.join(SCENARIOS)}, got {', '.join(unknown)}")
     if flags.list:
-        print(*(f"{name}: ag-jax {' '.join(one)}" for name in SCENARIOS for one in SCENARIOS[name]), sep="\n")
+        print(*(f"{name}: {' '.join(one)}" for name in SCENARIOS for one in SCENARIOS[name]), sep="\n")
         return 0
     if len(flags.commits) != 2:
         parser.error(f"expected two commits, OLD and NEW, got {len(flags.commits)}")
@@ -190,11 +192,10 @@ def run(
     }
     began = time.time()
     for command in commands:
-        process = subprocess.run(
-            [sys.executable, "-m", "ag_jax.main", *command], cwd=work, env=environment, capture_output=True, text=True
-        )
+        program = [REPOSITORY / command[0]] if command[0].endswith(".py") else ["-m", "ag_jax.main", *command]
+        process = subprocess.run([sys.executable, *program], cwd=work, env=environment, capture_output=True, text=True)
         if process.returncode:
-            sys.exit(f"{place}: ag-jax {' '.join(command)} ended with {process.returncode}\n{process.stderr[-4000:]}")
+            sys.exit(f"{place}: {' '.join(command)} ended with {process.returncode}\n{process.stderr[-4000:]}")
     return time.time() - began
 
 

@@ -185,16 +185,13 @@ def test_the_tokenizer_is_trained(text, tmp_path, capsys):
     ("more", "status", "named"),
     [
         (["--config.training.steps=1.5"], 2, "whole number"),
-        (["--config.training.steps=none"], 2, "training.steps"),
         (["--config.training.milestones=0.5,nan"], 2, "training.milestones"),
         (["--config.model.heads=5"], 2, "model.heads"),
         (["--config.guidance.fraction=0.3"], 2, "guidance.fraction"),
-        (["--config.model.max_length=15"], 2, "max_length=15"),
         (["--config.data.source=/not/there.txt"], 1, "/not/there.txt"),
         (["--config.training.batch_size=4000"], 1, "4000"),
         (["--config.mesh.tensor=3"], 1, "tensor=3"),
         (["--config.model.vocabulary_size=7"], 1, "vocabulary"),
-        (["--config.optimizer.warmup_steps=500"], 2, "optimizer.warmup_steps"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(text, tmp_path, one_device, rejected, more, status, named):

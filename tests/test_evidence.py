@@ -1,15 +1,16 @@
 """Evidence: points that measure nothing, of code that is committed."""
 
 import dataclasses
-import json
 import subprocess
 import types
 
 import pytest
 
+from ag_jax.finetuning.config import Recipe
 from tests import scripts
+from tests.finetuning import tiny_tasks
 
-evidence = scripts.load("evidence")
+evidence, of_weights = scripts.load("evidence", "finetuning_evidence")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,29 +85,17 @@ def test_other_code_is_refused(clone, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["ag_jax/a.py", "benchmarks/program.py"])
-@pytest.mark.parametrize("is_between", [False, True])
-def test_code_that_changes_while_it_runs(clone, tmp_path, name, is_between):
-    """While a point is measured, or between two points."""
-    calls = []
-
-    def change():
+def test_code_that_changes_while_a_point_is_measured(clone, tmp_path, name):
+    def measure(point, lines):
         (clone / name).write_text("x = 3\n")
         git(clone, "commit", "-qam", "second")
-
-    def points(lines):
-        if lines and is_between and "3" not in (clone / name).read_text():
-            change()
-        return [Arm("ag", seed) for seed in range(2)], True
-
-    def measure(point, lines):
-        calls.append(point)
-        if not is_between:
-            change()
         return {}
 
     with pytest.raises(ValueError, match="changed since"):
-        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", points, measure)
-    assert len(calls) == 1 and len(evidence.read(tmp_path / "x")) == is_between
+        evidence.run(
+            tmp_path / "x", clone / "benchmarks" / "program.py", lambda _: ([Arm("ag", 0), Arm("ag", 1)], True), measure
+        )
+    assert not evidence.read(tmp_path / "x")
 
 
 def test_results_with_other_options_are_refused(clone, tmp_path):
@@ -116,20 +105,19 @@ def test_results_with_other_options_are_refused(clone, tmp_path):
     assert len(run(clone, tmp_path / "x", calls := [], {"pairs": "ab"})) == 3 and not calls
 
 
-def test_points_of_one_name_are_not_taken_for_each_other(clone, tmp_path):
-    points = [Arm("a", "b-c"), Arm("a-b", "c")]
-    with pytest.raises(ValueError, match="same directory"):
-        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", lambda _: (points, True), lambda *_: {})
-
-
 def test_a_package_of_another_place_records_nothing(clone, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence.ag_jax, "__file__", str(tmp_path / "ag_jax" / "a.py"))
     with pytest.raises(ValueError, match="PYTHONPATH"):
         run(clone, tmp_path / "x", [])
 
 
-def test_older_lines_are_read_until_there_are_results(clone, tmp_path):
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"arm": "old", "seed": seed}) + "\n" for seed in range(2)))
-    assert [Arm.of(line) for line in evidence.read(tmp_path / "x")] == [Arm("old", 0), Arm("old", 1)]
-    run(clone, tmp_path / "x", [])
-    assert {line["arm"] for line in evidence.read(tmp_path / "x")} == {"plain", "ag"}
+def test_the_held_out_tenth_is_not_trained_on(tmp_path):
+    """By which learning rates of the experiment on real weights are chosen."""
+    data = str(tiny_tasks.write(tmp_path / "data"))
+    rows = [f"{text} again\t{label}" for text, label in map(tiny_tasks.sentence, range(400))]
+    (tmp_path / "data" / "SST-2" / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    whole, part = (of_weights.held_out_splits("sst2", Recipe(train_examples=count), data) for count in (None, 100))
+    out, rest = ({example.id for example in of} for of in (whole.validation, whole.train))
+    assert len(rest) + len(out) == 400 and not out & rest and 20 < len(out) < 60
+    assert len(part.train) == 100 and {example.id for example in part.train} < rest
+    assert part.validation == whole.validation and not whole.others

@@ -13,7 +13,7 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis import maps, pairs
-from ag_jax.analysis.figures import plots
+from ag_jax.analysis.figures import canvas, plots
 from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.config import GuidanceConfig
@@ -141,7 +141,8 @@ def drawn(monkeypatch):
         return [folder / name]
 
     monkeypatch.setattr(plots, "save_inspection", save)
-    monkeypatch.setattr(plots, "attack_figure", lambda *given: given[-1].write_bytes(b"\x89PNG") and given[-1])
+    monkeypatch.setattr(plots, "draw_attack", lambda *given: None)
+    monkeypatch.setattr(plots, "save", lambda figure, path: path.write_bytes(b"\x89PNG") and path)
     return recorded
 
 
@@ -357,14 +358,13 @@ def test_names_of_figures_are_short_and_distinct():
 def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
     shown, drawn = [], []
-    monkeypatch.setattr(plots, "mean_figure", lambda maps, path, *given: shown.append(maps) or path)
+    monkeypatch.setattr(canvas, "save", lambda figure, path: path)
+    monkeypatch.setattr(plots, "draw_means", lambda maps, *given: shown.append(maps))
     monkeypatch.setattr(
-        plots,
-        "training_figure",
-        lambda stages, *given: drawn.extend((name, of.names) for name, _, of in stages) or given[-1],
+        plots, "draw_training", lambda stages, *given: drawn.extend((name, of.names) for name, _, of in stages)
     )
-    for name in ("loss_curves", "mass_curves"):
-        monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
+    for name in ("draw_losses", "draw_masses"):
+        monkeypatch.setattr(plots, name, lambda *given: None)
     with_configs = {arm: (place, run_directory.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
     sections = comparison._figures(

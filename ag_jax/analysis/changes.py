@@ -13,7 +13,7 @@ Shape letters: N layers, B batch, H heads, L length, Q query position, K key pos
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,6 @@ import numpy as np
 
 from ag_jax.analysis import maps, words
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
-from ag_jax.analysis.report import table_of_layers
 from ag_jax.analysis.tables import Table
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import encoder
@@ -200,22 +199,11 @@ def _passes(
 
 def change_table(change_N: np.ndarray, method: str) -> str:
     """Return a printable table of how far the attack `method` changes attention, with a row for each layer."""
-    rows = [[str(layer), _two_digits(value)] for layer, value in enumerate(change_N)]
-    table = Table(["layer", "change"], [*rows, ["mean", _two_digits(change_N.mean())]])
+    rows = [[str(layer), two_digits(value)] for layer, value in enumerate(change_N)]
+    table = Table(["layer", "change"], [*rows, ["mean", two_digits(change_N.mean())]])
     return f"Attack {method}: {EXPLAINED}\n{table.terminal(totals=1)}"
 
 
-def changes_of_layers(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np.ndarray]]) -> Table:
-    """Return a table of how far attacks change each layer's attention.
-
-    header: names of the first columns.
-    rows: (cells of the first columns, change of each layer).
-    """
-    return table_of_layers(
-        header, [(cells, [*map(_two_digits, (change_N.mean(), *change_N))]) for cells, change_N in rows]
-    )
-
-
-def _two_digits(value: float) -> str:
+def two_digits(value: float) -> str:
     """Return a divergence with two significant digits, because some attacks change attention by less than 0.001."""
     return f"{value:.2g}"

@@ -199,11 +199,8 @@ class AttentionMaps:
             heads are shown as not guided.
         detail: `full` or `picture`, see `viewer.page.page`; None stores as much as a notebook can hold.
         """
-        others = against or {}
-        if self.title in others:
-            raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
-        views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
+        views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in (against or {}).items()]
         return NotebookView(f"Attention of {self.model}" if self.model else "Attention", side_by_side(views), detail)
 
     @property
@@ -434,11 +431,6 @@ def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
     """Return {pattern: each head's attention mass on the pattern's target, `NH` (layer, head)}."""
     return {name: pattern.mass_NH for name, pattern in measured(maps, special, assignment).items()}
-
-
-def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: the mass on its target of a head that attends uniformly, `N` (layer)}."""
-    return {name: pattern.chance_N for name, pattern in measured(maps, special, assignment).items()}
 
 
 def viewer_view(

@@ -28,7 +28,7 @@ Differences = Mapping[str, Mapping[str, Mapping[str, Any] | None]]  # the result
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure of a report, or a web page to which the report links.
+    """A figure of a report.
 
     caption: what it shows, in a few words.
     path: where it is, relative to the report.
@@ -39,8 +39,7 @@ class Figure:
 
     def markdown(self) -> str:
         """Return the figure in Markdown."""
-        is_page = self.path.endswith(".html")
-        return f"[{self.path}]({self.path})" if is_page else f"![{self.caption}]({self.path})"
+        return f"![{self.caption}]({self.path})"
 
 
 Block = str | Table | Figure  # a text is a paragraph or a list in Markdown

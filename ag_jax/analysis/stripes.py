@@ -123,16 +123,6 @@ def _mean(of_texts: Sequence[Shares]) -> Shares:
     return Shares(*(np.mean(values, axis=0) for values in zip(*of_texts, strict=True)))
 
 
-def shares_of_maps(attention: AttentionMaps) -> Shares:
-    """Return a text's attention shares on diagonal, stripes and first token, by layer, from an encoder's maps.
-
-    Raises ValueError for maps of a decoder, whose tokens do not see later columns.
-    """
-    if attention.kind != "encoder":
-        raise ValueError(f"the diagonal and stripes are of an encoder's maps, got maps of the kind {attention.kind!r}")
-    return shares(attention.weights_NHQK.mean(1, dtype=np.float64))
-
-
 def shares_table(attention: AttentionMaps) -> str:
     """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
 
@@ -140,7 +130,7 @@ def shares_table(attention: AttentionMaps) -> str:
     has the shares of uniform attention. If some layers see only a window, there is such a row for each width of the
     window, with the width in its name.
     """
-    by_layer, tokens = shares_of_maps(attention), len(attention.tokens)
+    by_layer, tokens = shares(attention.weights_NHQK.mean(1, dtype=np.float64)), len(attention.tokens)
     labels, count = chance_labels(attention.window_of_layer), stripe_count(tokens)
     chance = uniform_shares(tokens, tuple(labels))
     shown = [name for name in LABELS if name != "first"]

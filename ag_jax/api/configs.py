@@ -51,10 +51,8 @@ def load(
     with errors():
         if isinstance(config, ConfigDict):
             loaded = config_files.of_dict(config)
-        elif isinstance(config, str | os.PathLike):
-            loaded = config_files.load(os.fspath(config), given=arguments)
         else:
-            raise ValueError(f"expected the name of a config, a config file or a ConfigDict, got {config!r}")
+            loaded = config_files.load(os.fspath(config), given=arguments)
         if loaded.kind is not expected:
             raise ValueError(f"{loaded.source} is a config for {FOR[loaded.kind]}, expected one for {FOR[expected]}")
         loaded = loaded.with_overrides(changes)

@@ -60,9 +60,7 @@ class Suite:
         A row has the `id` of the example, by default its number from 0, and the `prediction`, with the labels' type.
         """
         directory = self.best.directory
-        result = trial.read(directory)
-        if result is None:
-            raise FileNotFoundError(f"{directory} has no result: fine-tune the model again")
+        result: Any = trial.read(directory)
         rows = {split: trial.predictions(directory, result, split) for split in result.artifacts}
         return {split: [*map(self._prediction, of_split)] for split, of_split in rows.items()}
 
@@ -134,7 +132,7 @@ def finetune(
     with calls.training("finetune", progress):
         directory = contents.output_directory(workdir, contents.SUITE)
         opened_at = {} if step_of(model) is None else {"step": step_of(model)}
-        settings = {"seeds": _seeds(seeds), **opened_at, **(settings or {})}
+        settings = {"seeds": list(seeds), **opened_at, **(settings or {})}
         choices = settings.get(f"tasks.{TASK}.custom.choices", ())
         columns = [str(name) for name in (text, pair, *choices, label, "is_impossible") if name is not None]
         sources = {
@@ -161,12 +159,6 @@ def finetune(
         base = configs.load(config, settings, FinetuningConfig, arguments)
         path = calls.written(comparison.finetune(base, directory), directory)
     return Suite(directory, path)
-
-
-def _seeds(seeds: Sequence[int]) -> list[int]:
-    if isinstance(seeds, int):
-        raise ValueError(f"seeds must be a list of seeds, got {seeds}: give seeds=({seeds},), or tuple(range({seeds}))")
-    return list(seeds)
 
 
 def _kind(file: str, label: str) -> str:

@@ -63,6 +63,12 @@ class GuidanceConfig:
     absent: Absent = "uniform"
     probabilities: Probabilities = "before_dropout"
 
+    def __post_init__(self):
+        if self.mode == "bias" and self.layers != "all":
+            raise ValueError(
+                f"guidance.layers={self.layers} needs guidance.mode=loss: mode=bias changes the scores of all layers"
+            )
+
     @property
     def in_effect(self) -> "GuidanceConfig":
         """These settings, with every setting that has no effect at its default.

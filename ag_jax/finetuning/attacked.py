@@ -13,10 +13,11 @@ from etils import epath
 from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
-from ag_jax.analysis.figures import plots
-from ag_jax.analysis.report import Figure, Section
-from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
+from ag_jax.analysis.figures import canvas, plots
+from ag_jax.analysis.report import Section, table_of_layers
+from ag_jax.data.tasks.task import Choices, Example, Referent
 from ag_jax.finetuning import attack
+from ag_jax.finetuning.error_analysis import texts_of
 from ag_jax.finetuning.plan import Suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.interop import finetuned
@@ -106,13 +107,14 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
-        path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
-        figure = Figure("Masked share", f"figures/{path.name}")
-        found.append(attacks.masked_section(["Task", "Arm"], shares, figure))
+        figure = attack_figures.draw_masked(_groups(shares), workdir.name)
+        block = canvas.save_for_report(figure, "Masked share", workdir / "figures" / "masked_share.png")
+        found.append(attacks.masked_section(["Task", "Arm"], shares, block))
     if by_task:
-        path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
-        figure = Figure("Scores against the temperature", f"figures/{path.name}")
-        found.append(attacks.temperature_section(by_task, figure))
+        figure = attack_figures.draw_temperatures(by_task, workdir.name)
+        path = workdir / "figures" / "temperature.png"
+        block = canvas.save_for_report(figure, "Scores against the temperature", path)
+        found.append(attacks.temperature_section(by_task, block))
     return found + _changes(arms, numbers) + _maps(arms, workdir)
 
 
@@ -133,14 +135,14 @@ def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[Sectio
             guidance = arm.suite.config.guidance
             change_N = attack.change_on_examples(tuned, predicted.task, predicted.examples, settings, guidance)
             numbers["tasks"][task]["arms"][name]["attention_change"] = change_N.tolist()
-            rows.append(([task, name], change_N))
+            rows.append(([task, name], [*map(changes.two_digits, (change_N.mean(), *change_N))]))
     if not rows:
         return []
     explanation = (
         f"{changes.EXPLAINED}, over the first {attack.EXAMPLES} development examples: the model of the first seed, "
         "without dropout, under the attack of its own training, with the examples' labels."
     )
-    table = changes.changes_of_layers(["Task", "Arm"], rows)
+    table = table_of_layers(["Task", "Arm"], rows)
     return [Section("How far attacks change attention", [table, explanation])]
 
 
@@ -182,8 +184,8 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[Section]:
         for layer, (text, head) in panels.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer}.png"
             caption = f"Attention to a sentence of {task}, layer {layer}, head {head}"
-            plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}")
-            figures.append(Figure(caption, f"figures/{path.name}"))
+            figure = plots.draw_maps(columns[text], layer, head, f"{workdir.name}: {task}")
+            figures.append(canvas.save_for_report(figure, caption, path))
     explanation = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "
@@ -239,10 +241,6 @@ def sentence(examples: Sequence[Example]) -> str:
 
 
 def _text(example: Example) -> str:
-    if isinstance(example, Texts):
-        return example.first
-    if isinstance(example, Question):
-        return example.question
     if isinstance(example, Referent):
         return f"{example.before}{example.phrases[0]}{example.after}"
-    return example.pairs[0][1] if isinstance(example, Choices) else " ".join(example.words)
+    return texts_of(example)[isinstance(example, Choices)]

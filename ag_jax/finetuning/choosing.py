@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.evaluation.significance import Spread, spread
+from ag_jax.evaluation.significance import spread
 from ag_jax.finetuning.config import point_settings
 
 Facts = Mapping[str, Any]  # facts of a trial's result
@@ -36,34 +36,21 @@ class Point:
         return [float(np.mean([result["metrics"][metric] for result in of_seed])) for of_seed in self.results.values()]
 
     @property
-    def name(self) -> str:
-        """The point's learning rate, batch size and other swept settings as text."""
-        swept = "".join(f", {name}={value:g}" for name, value in self.swept.items())
-        return f"{self.learning_rate:g}, {self.batch_size}{swept}"
-
-    @property
     def settings(self) -> dict[str, Any]:
         """The point's learning rate, batch size and other swept settings as a dict for `report.json`."""
         return point_settings(self.learning_rate, self.batch_size, self.swept)
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """The values of one metric over seeds, with their median, mean and standard deviation."""
-
-    values: tuple[float, ...]
-    median: float
-    spread: Spread
-
-    @property
-    def count(self) -> int:
-        """The number of seeds."""
-        return len(self.values)
-
-
-def summary(values: Sequence[float]) -> Summary:
-    """Return the median, mean and sample standard deviation of at least one value."""
-    return Summary(tuple(map(float, values)), float(np.median(values)), spread(values))
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Return the values of a metric, one for each seed, with their median, mean and deviation, for report.json."""
+    of_seeds = spread(values)
+    return {
+        "values": list(map(float, values)),
+        "median": float(np.median(values)),
+        "mean": of_seeds.mean,
+        "deviation": of_seeds.deviation,
+        "n": len(values),
+    }
 
 
 def point_of(result: Facts) -> tuple[float, int, tuple[tuple[str, float], ...]]:

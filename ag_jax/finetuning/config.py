@@ -286,11 +286,6 @@ class FinetuningConfig:
             raise ValueError(
                 f"guidance.alpha_rule={self.guidance.alpha_rule} is for pre-training only: set guidance.alpha instead"
             )
-        if self.guidance.mode == "bias" and self.guidance.layers != "all":
-            raise ValueError(
-                f"guidance.layers={self.guidance.layers} needs guidance.mode=loss: mode=bias changes the scores of all "
-                "layers"
-            )
         self._check_bias()
         if settings := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
             raise ValueError(

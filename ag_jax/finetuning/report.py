@@ -12,7 +12,6 @@ from ag_jax.analysis.figures import canvas, learning
 from ag_jax.analysis.report import (
     DASH,
     Block,
-    Figure,
     Section,
     differences_json,
     percent,
@@ -186,10 +185,11 @@ def _curves(numbers: Mapping[str, Any], directory: epath.Path) -> Section:
         panels.append(learning.Panel("training loss", _drawn(numbers, name, "train_loss")))
     if not panels:
         return Section("Learning curves", [])
-    path = canvas.save(learning.draw(panels, score_tables.without_model(numbers)), directory / "learning_curves.png")
+    figure = learning.draw(panels, score_tables.without_model(numbers))
+    block = canvas.save_for_report(figure, "Learning curves", directory / "learning_curves.png")
     means = "; a thin line is a trial, a thick one the mean" if several else ""
     text = f"At the end of each epoch{means}."
-    return Section("Learning curves", [text, Figure("Learning curves", f"{directory.name}/{path.name}")])
+    return Section("Learning curves", [text, block])
 
 
 def _drawn(numbers: Mapping[str, Any], name: str, key: str, scale: float = 1) -> dict[str, list[learning.Curve]]:

@@ -14,7 +14,7 @@ from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
 from ag_jax.finetuning import choosing, kinds, trial
-from ag_jax.finetuning.choosing import Facts, Point, Summary
+from ag_jax.finetuning.choosing import Facts, Point
 from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits, of_fold
 from ag_jax.grid.cells import Result
@@ -276,9 +276,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     return {
         "headline": chosen.headline,
         "chosen": chosen.best.settings,
-        "splits": {
-            name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()
-        },
+        "splits": sets,
         "ensemble": together,
         **({"thresholds": thresholds} if thresholds else {}),
         "p_value": None if baseline is None else p_values(baseline, chosen),
@@ -310,24 +308,12 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
     return means
 
 
-def numbers_of(summary: Summary) -> dict[str, Any]:
-    """Convert the summary of a metric over seeds to a dict for report.json."""
-    spread = summary.spread
-    return {
-        "values": list(summary.values),
-        "median": summary.median,
-        "mean": spread.mean,
-        "deviation": spread.deviation,
-        "n": summary.count,
-    }
-
-
 def _point_json(chosen: Chosen, point: Point) -> dict[str, Any]:
     return {
         **point.settings,
         "chosen": point is chosen.best,
         "best_epochs": [result["best_epoch"] for of_seed in point.results.values() for result in of_seed],
-        **numbers_of(choosing.summary(point.values(chosen.task.metric))),
+        **choosing.summary(point.values(chosen.task.metric)),
     }
 
 

@@ -89,5 +89,6 @@ def _draw(seen: Seen, place: epath.Path, selections: Sequence[Selection], text: 
         figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *selection, text)
     if seen.attacked is not None:
         path = folder / f"attention_attacked{plots.file_suffix(opened.step, (), text)}.png"
-        figures.append(plots.attack_figure(seen.attacked.plain, seen.attacked.attacked, opened.assignment, path))
+        figure = plots.draw_attack(seen.attacked.plain, seen.attacked.attacked, opened.assignment)
+        figures.append(plots.save(figure, path))
     return figures

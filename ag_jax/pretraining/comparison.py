@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax.analysis import attacks, maps, pairs
 from ag_jax.analysis.figures import attacks as attack_figures
-from ag_jax.analysis.figures import curves, plots
+from ag_jax.analysis.figures import canvas, curves, plots
 from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.analysis.report import Block, Figure, Report
 from ag_jax.attention.patterns import PatternTokens
@@ -44,6 +44,7 @@ from ag_jax.training.checkpoint import saved_metrics
 from ag_jax.training.wandb_run import Labels
 from ag_jax.viewer import page as viewer
 
+PAGE = "maps.html"
 FIGURES = (  # files that a comparison draws
     "loss_over_*.png",
     "attention_mass.png",
@@ -51,7 +52,7 @@ FIGURES = (  # files that a comparison draws
     "attention_maps.png",
     "last_layer.png",
     "cross_attention.png",
-    "maps.html",
+    PAGE,
 )
 MOST_STAGES = 5  # columns of the figure of attention maps during training
 
@@ -263,46 +264,46 @@ def _figures(
     directory.mkdir(parents=True, exist_ok=True)
     first = next(iter(runs.values()))[1]
     series, headline = {arm.name: arm.metrics for arm in results}, workloads.workload_of(first).primary_metric
-    about, drawn = findings.heading(first), []
+    about, drawn = findings.heading(first), [PAGE]
 
-    def shown(caption: str, path: epath.Path) -> Figure:
-        drawn.append(path.name)
-        return Figure(caption, f"figures/{path.name}")
+    def shown(caption: str, figure: plots.Figure, name: str) -> Figure:
+        drawn.append(name)
+        return canvas.save_for_report(figure, caption, directory / name)
 
     sections: dict[str, list[Block]] = {"": []}
     for x, name in (("step", "steps"), ("tokens_seen", "tokens")):
         if x == "tokens_seen" and curves.same_tokens(series):
             continue  # the same curves again
-        path = directory / f"loss_over_{name}.png"
         caption = f"{headline.label} of {' and '.join(series)} over {name}"
-        sections[""].append(shown(caption, plots.loss_curves(series, path, x, headline, plateau, about)))
+        figure = plots.draw_losses(series, x, headline, plateau, about)
+        sections[""].append(shown(caption, figure, f"loss_over_{name}.png"))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
     special = build.special_tokens(corpus.tokenizer)
-    page = shown("All heads", _page(directory / "maps.html", runs, columns, special, about))
+    _write_page(directory / PAGE, runs, columns, special, about)
+    page = f"[{directory.name}/{PAGE}]({directory.name}/{PAGE})"
     sections[report.ATTENTION] = [
-        f"{page.markdown()} is a page to open in a browser, with all heads of every arm at each milestone of training."
+        f"{page} is a page to open in a browser, with all heads of every arm at each milestone of training."
     ]
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
         caption = "Share of attention of the guided heads on the targets of their patterns, by layer, over training"
-        path = directory / "attention_mass.png"
-        sections[report.ATTENTION].append(shown(caption, plots.mass_curves(guided, path)))
+        sections[report.ATTENTION].append(shown(caption, plots.draw_masses(guided), "attention_mass.png"))
     caption = "Attention maps of guided and free heads during training"
-    sections[report.ATTENTION].append(shown(caption, _stages(runs, columns, special, directory / "attention_maps.png")))
+    sections[report.ATTENTION].append(shown(caption, _stages(runs, columns, special), "attention_maps.png"))
 
     attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
     if attacked:
-        path = attack_figures.masked_figure({"": attacked}, directory / "masked_share.png", about)
-        sections[attacks.MASKED] = [shown("Share of units that the attack masks", path)]
+        figure = attack_figures.draw_masked({"": attacked}, about)
+        sections[attacks.MASKED] = [shown("Share of units that the attack masks", figure, "masked_share.png")]
     if not first.translates:
         means = {arm: of_arm[-1][1] for arm, of_arm in columns.items()}
-        steps = dict.fromkeys(_last_step(config, place) for place, config in runs.values())
+        steps = dict.fromkeys(run_directory.milestone_step(config, place) for place, config in runs.values())
         title = f"step {' and '.join(f'{step:,}' for step in steps)}"
-        path = plots.mean_figure(means, directory / "last_layer.png", title)
-        sections[last_layer.TITLE] = [shown("Attention of the last layer, mean over its heads", path)]
+        caption = "Attention of the last layer, mean over its heads"
+        sections[last_layer.TITLE] = [shown(caption, plots.draw_means(means, title), "last_layer.png")]
     else:
-        sections[report.ATTENTION].append(shown(*_cross_attention(runs, directory / "cross_attention.png")))
+        sections[report.ATTENTION].append(shown(*_cross_attention(runs), "cross_attention.png"))
     for path in itertools.chain.from_iterable(map(directory.glob, FIGURES)):
         if path.name not in drawn:  # a figure of an earlier report, such as one of other arms
             path.unlink()
@@ -313,8 +314,7 @@ def _stages(
     runs: Mapping[str, tuple[epath.Path, ExperimentConfig]],
     columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
     special: PatternTokens,
-    path: epath.Path,
-) -> epath.Path:
+) -> plots.Figure:
     """Draw heads of the arm with the most patterns at its milestones, and of other arms at their last one.
 
     The layer is in the middle of the guided ones.
@@ -330,13 +330,11 @@ def _stages(
         if arm != most and attention.weights_NHQK.shape[:2] == shape and len(stages) < MOST_STAGES:
             stages.append((f"{arm}, {name}", attention, assignments[arm]))
     layers = assignments[most].layers or range(shape[0])
-    return plots.training_figure(stages, special, layers[len(layers) // 2], path)
+    return plots.draw_training(stages, special, layers[len(layers) // 2])
 
 
-def _cross_attention(
-    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path
-) -> tuple[str, epath.Path]:
-    """Draw the attention of each arm's last layer from a translation to its source; return the caption and the path.
+def _cross_attention(runs: Mapping[str, tuple[epath.Path, ExperimentConfig]]) -> tuple[str, plots.Figure]:
+    """Draw the attention of each arm's last layer from a translation to its source; return the caption and the figure.
 
     The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
 
@@ -351,22 +349,17 @@ def _cross_attention(
         arm: pairs.pair_maps(one.model, one.params, one.tokenizer, sentence, target, length).cross
         for arm, one in translators.items()
     }
-    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(crossing, path)
+    return f"Cross-attention to the sentence, translated by {first}", plots.draw_means(crossing)
 
 
-def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Return the step of a run's last milestone, the checkpoint at the largest fraction in `training.milestones`."""
-    return run_directory.milestone_step(config, workdir, max(config.training.milestones))
-
-
-def _page(
+def _write_page(
     path: epath.Path,
     runs: Mapping[str, tuple[epath.Path, ExperimentConfig]],
     columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
     special: PatternTokens,
     about: str,
-) -> epath.Path:
-    """Write an HTML page with the attention maps of all heads of every arm at each milestone, and return its path.
+) -> None:
+    """Write an HTML page with the attention maps of all heads of every arm at each milestone.
 
     Arms with guidance come first, and later milestones before earlier ones.
 
@@ -382,7 +375,6 @@ def _page(
             name, assignment = f"{arm}, step {step:,}", build.assignment(config)
             views.append(maps.viewer_view(attention, name, arm, special, assignment, step=step))
     path.write_text(viewer.page(about, viewer.side_by_side(views)), encoding="utf-8")
-    return path
 
 
 def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:

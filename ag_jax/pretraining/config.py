@@ -112,11 +112,6 @@ class ExperimentConfig:
                 "guidance.alpha_rule=auto compares the guidance loss with the model's own, and mode=bias has no "
                 "guidance loss: set mode=loss, or alpha_rule=value and alpha"
             )
-        if self.guidance.mode == "bias" and self.guidance.layers != "all":
-            raise ValueError(
-                f"guidance.layers={self.guidance.layers} needs guidance.mode=loss: mode=bias changes the scores of all "
-                "layers"
-            )
         # Only for their errors.
         assign_heads(self.guidance, self.model.heads)
         layer_numbers(self.guidance, self.model.local_layers)

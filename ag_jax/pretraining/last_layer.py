@@ -50,7 +50,7 @@ def measure(
 
 
 def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
-    opened = open_run(directory, run_directory.milestone_step(config, directory, max(config.training.milestones)))
+    opened = open_run(directory, run_directory.milestone_step(config, directory))
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
     corpus = dataclasses.replace(corpus, tokenizer=opened.tokenizer)
     batch = next(pipeline.validation_batches(corpus, config.data, ROWS))

@@ -282,19 +282,20 @@ def checkpoint_steps(workdir: epath.Path) -> list[int]:
     return steps_in(workdir / "checkpoints")
 
 
-def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
+def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float | None = None) -> int:
     """Return the step of a finished run's checkpoint at a fraction of training, or its last step if it ended before.
 
     If there is no checkpoint of the last milestone, because the run was trained with others, it is the step of the last
     checkpoint.
 
-    fraction: one of `training.milestones`.
+    fraction: one of `training.milestones`; None for the last of them.
     """
-    workdir = storage.directory(workdir)
+    workdir, last = storage.directory(workdir), max(config.training.milestones)
+    fraction = last if fraction is None else fraction
     result = read_summary(workdir)
     step = min(round(fraction * config.training.steps), result["steps"] if result else config.training.steps)
     saved = checkpoint_steps(workdir)
-    is_lost = saved and step not in saved and fraction == max(config.training.milestones)
+    is_lost = saved and step not in saved and fraction == last
     return saved[-1] if is_lost else step
 
 

@@ -164,7 +164,8 @@ def _check(configs: Mapping[str, ProbingConfig], experiments: Mapping[str, Seque
         ]
         ablation_results.check(first.ablation, checkpoints)
         ablation_results.check_training(experiments)
-    pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
+    data, most = first.minimal_pairs.data, first.minimal_pairs.most
+    pairs = minimal_pairs.read(str(data), most) if data else []
     if pairs:
         _check_word_heads(configs, experiments)
     return pairs

@@ -63,7 +63,10 @@ def measure(
     Raises ValueError if no query is left, or for the mode `mentions` if the probe's queries have no candidates.
     """
     encoded = encode(probe.windows, probed.tokenizer, probed.longest)
-    indices, dropped = _askable(probe, encoded.windows)
+    indices = [index for index, query in enumerate(probe.queries) if encoded.windows[query.window] is not None]
+    dropped: dict[str, int] = {}
+    if left_out := len(probe.queries) - len(indices):
+        dropped[TOO_LONG] = left_out
     if encoded.unknown:
         dropped[NO_TOKEN] = encoded.unknown
     if not indices:
@@ -99,13 +102,6 @@ def measure(
         progress(done, len(queries))
     indices_Q = np.array(indices)
     return {mode: collector.measured(indices_Q, dropped) for mode, collector in collectors.items()}
-
-
-def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[list[int], dict[str, int]]:
-    """Return the indices of the queries whose windows the model can read, and {reason: number of the others}."""
-    askable = [index for index, query in enumerate(probe.queries) if windows[query.window] is not None]
-    left_out = len(probe.queries) - len(askable)
-    return askable, {TOO_LONG: left_out} if left_out else {}
 
 
 def _unit(mode: Mode) -> Unit:

@@ -47,13 +47,13 @@ PUBLIC = (
         "Attention maps",
         "[Look inside](../inspect.md) has examples.",
         "ag_jax.analysis.maps",
-        ("attention_maps", "AttentionMaps", "targets", "attention_mass", "uniform_mass", "mass_table"),
+        ("attention_maps", "AttentionMaps", "targets", "attention_mass", "measured", "mass_table"),
     ),
     (
         "Figures",
         "Pictures of attention maps, as `ag-jax inspect` draws them.",
         "ag_jax.analysis.figures.plots",
-        ("mean_figure", "map_figure", "pattern_figure", "training_figure", "save_inspection"),
+        ("draw_means", "draw_maps", "draw_patterns", "draw_training", "save", "save_inspection"),
     ),
     (
         "Attention patterns",

@@ -99,9 +99,9 @@ def test_masses_over_layers_and_steps():
 def test_curves_are_written(tmp_path):
     """Figures with more arms than there are colours are written, too."""
     series = {"_plain": [PLAIN], "ag $x$": GUIDED, **{f"arm {at}": [PLAIN] for at in range(10)}}
-    picture(plots.loss_curves(series, tmp_path / "figures" / "loss.png", x="tokens_seen"))
+    picture(plots.save(plots.draw_losses(series, "tokens_seen"), tmp_path / "figures" / "loss.png"))
     arms = {"ag $": masses((1,), 16), "other_": masses((2, 4), 2, ("prev",))}
-    picture(plots.mass_curves(arms, tmp_path / "mass.png"))
+    picture(plots.save(plots.draw_masses(arms), tmp_path / "mass.png"))
 
 
 def test_the_plateau_and_where_arms_leave_it():

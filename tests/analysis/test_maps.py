@@ -116,8 +116,8 @@ def test_targets_and_masses_row_by_row():
 
 def test_a_pattern_without_a_token_has_no_mass():
     attention = examples.sentence("we build roads we build roads we")
-    assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
-    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
+    found = maps.measured(attention, tiny.SPECIAL, Assignment())["period"]
+    assert np.isnan(found.mass_NH).all() and np.isnan(found.chance_N).all()
     names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     assert "period" not in names and not np.isnan(masses).any()
     assert cells(maps.mass_table(attention, tiny.SPECIAL, Assignment()))[1]["Period", "0-2"] == ["–"] * 3
@@ -186,8 +186,6 @@ def test_a_view_for_a_notebook(model, params):
     np.testing.assert_array_equal(one.targets["period"].mass_NH, masses["period"])
     assert "srcdoc" in shown._repr_html_()
     assert set(attention.view().views[0].targets) == {"next", "prev", "first", "same"}  # without ids of delimiters
-    with pytest.raises(ValueError, match="another name than these maps have, 'Encoder'"):
-        attention.view(against={"Encoder": other})
     # Hard-coded attention that is not normalised.
     fixed = dataclasses.replace(attention, weights_NHQK=2 * attention.weights_NHQK, is_fixed=True)
     assert fixed.view().views[0].weights_NHQK.max() == 1

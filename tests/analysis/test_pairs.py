@@ -143,7 +143,7 @@ def test_mass_in_a_decoder_by_hand():
         "period": weights_NHQK[:, :, 4, 4],
         "same": weights_NHQK[:, :, rows, rows].mean(-1),
     }
-    chance = maps.uniform_mass(decoder, tiny.SPECIAL, Assignment())
+    chance = {name: of.chance_N for name, of in maps.measured(decoder, tiny.SPECIAL, Assignment()).items()}
     each = (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 5
     by_hand = {"prev": (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, "first": each, "period": 1 / 5, "same": each}
     for name in expected:
@@ -167,14 +167,13 @@ def test_mass_on_the_source_by_hand():
         "diagonal": weights_NHQK[:, :, np.arange(5), columns].mean(-1),
         SECOND: weights_NHQK[..., 1].mean(-1),
     }
-    masses = maps.attention_mass(cross, tiny.SPECIAL, Assignment(((SECOND, 1),)))
-    chance = maps.uniform_mass(cross, tiny.SPECIAL, Assignment(((SECOND, 1),)))
-    assert list(masses) == list(expected)
+    found = maps.measured(cross, tiny.SPECIAL, Assignment(((SECOND, 1),)))
+    assert list(found) == list(expected)
     for name, mass_NH in expected.items():
-        np.testing.assert_allclose(masses[name], mass_NH, rtol=1e-6)
-        np.testing.assert_allclose(chance[name], 2 / 9 if name == "period" else 1 / 9, rtol=1e-6)
-    found = maps.targets(cross, tiny.SPECIAL, ["diagonal"])["diagonal"]
-    np.testing.assert_array_equal(found, np.eye(9)[columns])
+        np.testing.assert_allclose(found[name].mass_NH, mass_NH, rtol=1e-6)
+        np.testing.assert_allclose(found[name].chance_N, 2 / 9 if name == "period" else 1 / 9, rtol=1e-6)
+    diagonal = maps.targets(cross, tiny.SPECIAL, ["diagonal"])["diagonal"]
+    np.testing.assert_array_equal(diagonal, np.eye(9)[columns])
     with pytest.raises(ValueError, match="'next' points at neighbours"):
         maps.targets(cross, tiny.SPECIAL, ["next"])
 

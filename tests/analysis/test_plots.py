@@ -278,6 +278,4 @@ def test_every_picture_is_written_and_names_its_model_its_sentence_and_its_axes(
     assert [path.name for path in written] == [f"attention_{of}_step120.png" for of in ("overview", "heads", "mass")]
     for path in written:
         picture(path)
-    picture(plots.pattern_figure(attention.tokens, target, tmp_path / "a" / "p.png"))
-    picture(plots.map_figure({"plain $": stages(1), "ag_": stages(1)}, 0, 0, str(tmp_path / "m.png")))
-    picture(plots.mean_figure({"one": attention}, tmp_path / "means.png"))
+    picture(plots.save(plots.draw_maps({"plain $": stages(1), "ag_": stages(1)}, 0, 0), str(tmp_path / "m.png")))

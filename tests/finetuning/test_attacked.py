@@ -164,14 +164,14 @@ def fine_tuned(score=None):
 
 def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypatch):
     """Weights are kept of each seed's best trial, which need not be of the chosen point."""
-    drawn, columns, honest = [], [], plots.map_figure
+    drawn, columns, honest = [], [], plots.draw_maps
 
     def load(place):
         drawn.append(place)
         return fine_tuned(-1.0 if place.parts[-3] == "asa" else None)
 
     monkeypatch.setattr(finetuned, "load", load)
-    monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
+    monkeypatch.setattr(plots, "draw_maps", lambda *given: columns.append(given) or honest(*given))
     text = comparison.compare(config_files.load(source, {"keep": "best"}), epath.Path(tmp_path / "w")).read_text()
     assert [place.parts[-3] for place in drawn] == ["asa", "plain", "asa", "scheduled"], "the first for the change"
     assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
@@ -182,7 +182,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     (_, without), (_, under) = (columns[0][0][arm][0] for arm in ("asa", "asa, attacked"))
     np.testing.assert_allclose(under.weights_NHQK, 1 / len(under.tokens), rtol=1e-6, err_msg="everything is masked")
     assert np.abs(without.weights_NHQK - under.weights_NHQK).max() > 1e-3
-    assert [place for _, *place, _, _ in columns] == [[0, 2], [2, 1]], "layers and heads"
+    assert [place for _, *place, _ in columns] == [[0, 2], [2, 1]], "layers and heads"
     for layer in (0, 2):
         assert (tmp_path / "w" / "figures" / f"attention_sst2_layer{layer}.png").exists()
 

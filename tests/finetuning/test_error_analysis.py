@@ -10,7 +10,7 @@ from ag_jax.analysis.report import differences_json
 from ag_jax.data.tasks.task import Examples, TaggedSentence, Texts
 from ag_jax.evaluation import classes
 from ag_jax.evaluation.significance import over_seeds
-from ag_jax.finetuning import choosing, error_analysis, kinds, report, results, summary, trivial, usage
+from ag_jax.finetuning import choosing, error_analysis, kinds, report, summary, trivial, usage
 from tests.finetuning import tasks
 
 RNG = np.random.default_rng(3)
@@ -143,7 +143,7 @@ def test_trivial_scores():
 
 def test_the_result_says_which_arms_can_be_told_apart():
     values = {"plain": [0.5, 0.6, 0.55], "asa": [0.7, 0.81, 0.76], "r_drop": [0.4, 0.7, 0.6]}
-    summaries = {arm: results.numbers_of(choosing.summary(of_arm)) for arm, of_arm in values.items()}
+    summaries = {arm: choosing.summary(of_arm) for arm, of_arm in values.items()}
     of_arms = {
         arm: {"headline": "validation", "splits": {"validation": {"accuracy": of_arm}}}
         for arm, of_arm in summaries.items()

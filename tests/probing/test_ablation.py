@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,8 @@ TRIAL = "suite/sst2/lr1e-05-bs8-seed0"
 def words():
     """A model that predicts masked words, in which head 1 of layer 0 writes nothing, and its table."""
     opened, done = trained_models.word_model(), []
-    found = heads.ablate_words(opened, TEXTS, progress=lambda *counts: done.append(counts))
+    model = trained.of_words(opened)
+    found = heads.measure(model, model.texts(TEXTS), progress=lambda *counts: done.append(counts))
     return opened, found, done
 
 
@@ -66,7 +68,6 @@ def test_words_equal_a_loop_over_edited_parameters(words):
     for layer, head in np.ndindex(2, 2):
         ablated_T, _ = plain_losses(opened, trained_models.without(opened.params, layer, head), data)
         np.testing.assert_allclose(found.sums_NHT[layer, head], ablated_T, rtol=1e-5)
-        assert found.loss_NH[layer, head] == pytest.approx(ablated_T.sum() / counts_T.sum(), rel=1e-5)
         change = (ablated_T - sums_T).sum() / counts_T.sum()
         assert found.change_NH[layer, head] == pytest.approx(change, abs=1e-5)
     assert found.change_NH[0, 1] == 0.0 and (found.sums_NHT[0, 1] == found.base_T).all()
@@ -157,7 +158,7 @@ def test_windows_of_a_context_count_for_its_example():
     owners = np.concatenate([text_B for _, text_B in data.batches])
     assert data.texts == 5 and set(owners[owners >= 0]) == {0, 1, 2, 3}
     assert len(data.notes) == 1 and data.notes[0].endswith(": 1")
-    found = heads.ablate_task(tuned, tasks.task("span"), examples)
+    found = heads.measure(trained.of_task(tuned), data)
     assert found.metric is TASK
     np.testing.assert_array_equal(found.weights_T, [*(sum(owners == text) for text in range(4)), 0])
     with pytest.raises(ValueError, match="classification"):
@@ -180,7 +181,9 @@ def fake(row_sums):
     def by_row(params, batch, mask_NH):
         return batch["sums"] - ((1 - mask_NH) * params[None]).sum(), batch["weights"]
 
-    return heads.measure(by_row, jnp.array([1.0, 10.0]), dataclasses.replace(CONFIG, layers=1), data, MLM)
+    config = dataclasses.replace(CONFIG, layers=1)
+    opened = SimpleNamespace(row_losses=by_row, params=jnp.array([1.0, 10.0]), config=config, metric=MLM)
+    return heads.measure(opened, data)
 
 
 def test_rows_of_a_text_are_summed_and_filler_is_not_counted():
@@ -220,7 +223,7 @@ def test_the_held_out_text_of_a_run(words, places):
     corpus = pipeline.prepare(config.data, quiet=True)
     rows = len(corpus.validation)
     assert rows == data.texts > 17 and data.source.startswith(f"{rows} of {rows} ")
-    ((whole,), of_run) = list(pipeline.validation_batches(corpus, config.data, rows)), heads.ablate_trained(own, data)
+    ((whole,), of_run) = list(pipeline.validation_batches(corpus, config.data, rows)), heads.measure(own, data)
     sums_T, counts_T = plain_losses(opened, opened.params, TextBatches(((whole, np.arange(rows)),), rows, ""))
     np.testing.assert_array_equal(of_run.weights_T, counts_T)
     np.testing.assert_allclose(of_run.base_T, sums_T, rtol=1e-5)

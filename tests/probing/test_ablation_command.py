@@ -61,11 +61,12 @@ def test_a_comparison(places, tmp_path):
     # Heads whose output kernel is zero change nothing, to the last digit.
     assert [place for place in rows if change(*place) == 0.0] == [("plain", 0, 1), ("guided", 0, 1), ("guided", 1, 0)]
     opened = dataclasses.replace(trained_models.word_model(), params=params)
-    expected = ablation.ablate_words(opened, given)
+    model = trained.of_words(opened)
+    expected = ablation.measure(model, model.texts(given))
     np.testing.assert_allclose([change("guided", *of) for of in ((0, 0), (1, 1))], expected.change_NH[[0, 1], [0, 1]])
     (of,) = numbers["models"]["guided"]
     assert of["loss"] == pytest.approx(expected.base_loss) and of["metric"] == "mlm_loss"
-    assert float(rows["guided", 0, 0]["loss"]) == pytest.approx(expected.loss_NH[0, 0])
+    assert float(rows["guided", 0, 0]["loss"]) == pytest.approx(expected.base_loss + expected.change_NH[0, 0])
     assert of["source"].startswith("15 lines of ")
     assert [row["pattern"] for row in rows.values()] == [""] * 4 + ["next", "", "next", ""]
     assert of["guided"]["mean"] == pytest.approx((change("guided", 0, 0) + change("guided", 1, 0)) / 2)

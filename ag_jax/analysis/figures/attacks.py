@@ -1,23 +1,14 @@
 """Figures of attacks: share of masked query-key pairs, task scores by the attack's temperature, and step times."""
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
-from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, caption, colours, label, save, tidy
-
-
-def masked_figure(
-    groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike, run: str = ""
-) -> epath.Path:
-    """Write the figure of the share of masked query-key pairs (`draw_masked`) as a PNG; return the path."""
-    return save(draw_masked(groups, run), path)
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, caption, colours, label, tidy
 
 
 def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") -> Figure:
@@ -65,11 +56,6 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") 
     return figure
 
 
-def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike, run: str = "") -> epath.Path:
-    """Write the figure of task scores by an attack's temperature (`draw_temperatures`) as a PNG; return the path."""
-    return save(draw_temperatures(by_task, run), path)
-
-
 def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Figure:
     """Draw task scores against the attack's temperature tau, with a panel for each task (Wu et al. 2022, figure 4 b).
 
@@ -96,14 +82,6 @@ def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Fig
         tidy(panel)
     caption(figure, run)
     return figure
-
-
-def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of training methods' step times (`draw_step_times`) as a PNG; return the path.
-
-    ratios: as for `draw_step_times`.
-    """
-    return save(draw_step_times(ratios), path)
 
 
 def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.textpath import text_to_path
 
+from ag_jax.analysis import report
 from ag_jax.viewer import encode
 from ag_jax.viewer.colours import CATEGORIES
 
@@ -296,3 +297,8 @@ def save(figure: Figure, path: str | os.PathLike) -> epath.Path:
     figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
     file.write_bytes(buffer.getvalue())
     return file
+
+
+def save_for_report(figure: Figure, caption: str, path: epath.Path) -> report.Figure:
+    """Write a figure as a PNG into a folder of a report's directory, and return it as a part of the report."""
+    return report.Figure(caption, f"{path.parent.name}/{save(figure, path).name}")

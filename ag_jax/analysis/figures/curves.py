@@ -5,12 +5,10 @@ Shape letters: N layers, S logged steps.
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -24,7 +22,6 @@ from ag_jax.analysis.figures.canvas import (
     caption,
     colours,
     label,
-    save,
     tidy,
 )
 from ag_jax.analysis.maps import MEANINGS, title
@@ -46,23 +43,6 @@ class Plateau:
 
     loss: float
     leaving_steps: Mapping[str, Sequence[int | None]]
-
-
-def loss_curves(
-    series: Mapping[str, Sequence[MetricRows]],
-    path: str | os.PathLike,
-    x: str = "step",
-    headline: PrimaryMetric = MLM,
-    plateau: Plateau | None = None,
-    run: str = "",
-) -> epath.Path:
-    """Write the figure of training losses by arm of a comparison (`draw_losses`) as a PNG; return the path."""
-    return save(draw_losses(series, x, headline, plateau, run), path)
-
-
-def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike, run: str = "") -> epath.Path:
-    """Write the figure of guided heads' attention mass on patterns (`draw_masses`) as a PNG; return the path."""
-    return save(draw_masses(rows_by_arm, run), path)
 
 
 def same_tokens(series: Mapping[str, Sequence[MetricRows]]) -> bool:

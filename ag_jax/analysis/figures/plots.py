@@ -1,6 +1,6 @@
 """Figures of attention maps of one model or of a comparison's arms, and of the patterns' target matrices.
 
-Every `draw_...` returns a matplotlib `Figure` to show or change; the other functions write PNGs and return their paths.
+Every `draw_...` returns a matplotlib `Figure` to show, change or `save`.
 
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
-from ag_jax.analysis.figures.curves import draw_losses, draw_masses, loss_curves, mass_curves
+from ag_jax.analysis.figures.curves import draw_losses, draw_masses
 from ag_jax.analysis.figures.overview import draw_mass, draw_overview, pattern_colours
 from ag_jax.analysis.maps import (
     KINDS,
@@ -36,7 +36,6 @@ from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PatternTokens
 
 __all__ = [
-    "attack_figure",
     "draw_attack",
     "draw_chosen",
     "draw_heads",
@@ -49,14 +48,8 @@ __all__ = [
     "draw_patterns",
     "draw_training",
     "file_suffix",
-    "loss_curves",
-    "map_figure",
-    "mass_curves",
-    "mean_figure",
-    "pattern_figure",
     "save",
     "save_inspection",
-    "training_figure",
 ]
 
 
@@ -110,49 +103,6 @@ def _short(heads: Heads) -> str:
     if len(heads) > MOST_NAMED:
         return f"_{len(heads)}_heads_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return names
-
-
-def pattern_figure(
-    tokens: Sequence[str],
-    target_by_name: Mapping[str, np.ndarray],
-    path: str | os.PathLike,
-    text: str = "",
-) -> epath.Path:
-    """Write the figure of the patterns' target matrices (`draw_patterns`) as a PNG; return the path."""
-    return save(draw_patterns(tokens, target_by_name, text), path)
-
-
-def map_figure(
-    columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]],
-    layer: int | Sequence[int],
-    head: int | Sequence[int],
-    path: str | os.PathLike,
-    run: str = "",
-) -> epath.Path:
-    """Write the figure of a head's attention maps in several models (`draw_maps`) as a PNG; return the path."""
-    return save(draw_maps(columns, layer, head, run), path)
-
-
-def training_figure(
-    stages: Sequence[tuple[str, AttentionMaps, Assignment]],
-    special: PatternTokens,
-    layer: int,
-    path: str | os.PathLike,
-) -> epath.Path:
-    """Write the figure of a layer's attention maps during training (`draw_training`) as a PNG; return the path."""
-    return save(draw_training(stages, special, layer), path)
-
-
-def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike, run: str = "") -> epath.Path:
-    """Write the figure of a comparison's last-layer mean attention (`draw_means`) as a PNG; return the path."""
-    return save(draw_means(maps_by_arm, run), path)
-
-
-def attack_figure(
-    plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment, path: str | os.PathLike
-) -> epath.Path:
-    """Write the figure of attention maps without and with an attack (`draw_attack`) as a PNG; return the path."""
-    return save(draw_attack(plain, attacked, assignment), path)
 
 
 def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assignment) -> Figure:

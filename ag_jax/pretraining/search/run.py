@@ -91,15 +91,13 @@ def _report(study: Study, table: Table, workdir: epath.Path) -> None:
     """Write the report of a search and the files beside it; then raise ValueError if every point failed."""
     results = _write(study, table, workdir)
     if all(result.status == "failed" for result in results):
-        reasons = "\n".join(f"  {result.point.arm}/{result.point.name}: {_reason(result)}" for result in results)
+        reasons = "\n".join(
+            f"  {result.point.arm}/{result.point.name}: {next(iter(result.failures.values()))}" for result in results
+        )
         raise ValueError(
             f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
             "them again with --retry"
         )
-
-
-def _reason(result: Result) -> str:
-    return next(iter(result.failures.values()))
 
 
 def _check(study: Study, workdir: epath.Path, retry: bool) -> None:

@@ -16,22 +16,16 @@ Shape letters: N layers, H heads, T texts, B rows of a batch, P passes, R resamp
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
 from ag_jax.data import randomness
-from ag_jax.data.tasks.task import Examples, Task
-from ag_jax.interop.finetuned import FineTuned
-from ag_jax.interop.opening import WordModel
-from ag_jax.models.config import EncoderConfig
 from ag_jax.models.one_line import one_line
 from ag_jax.objectives.base import PrimaryMetric
-from ag_jax.probing.ablation import batches, trained
+from ag_jax.probing.ablation import trained
 from ag_jax.probing.ablation.batches import TextBatches
-from ag_jax.probing.ablation.losses import RowLosses
 from ag_jax.probing.ablation.trained import TrainedModel
 
 Progress = Callable[[int, int], None]  # (passes over a batch that are done, their number)
@@ -66,11 +60,6 @@ class HeadAblation:
     def base_loss(self) -> float:
         """The loss with all heads."""
         return float(self.base_T.sum() / self.weights_T.sum())
-
-    @property
-    def loss_NH(self) -> np.ndarray:
-        """The loss with the output of one head zeroed, for each head of every layer."""
-        return self.sums_NHT.sum(-1) / self.weights_T.sum()
 
     @property
     def change_NH(self) -> np.ndarray:
@@ -147,61 +136,25 @@ def ablate(
     do not go with the model; FileNotFoundError if there is no model.
     """
     opened = trained.open_trained(directory, step)
-    return ablate_trained(opened, opened.texts(texts, most), progress=progress)
+    return measure(opened, opened.texts(texts, most), progress=progress)
 
 
-def ablate_words(
-    opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
-) -> HeadAblation:
-    """Measure how the loss of masked words, in `texts` or held-out text, changes when one head at a time is zeroed.
-
-    The arguments are those of `ablate`.
-    """
-    opened_model = trained.of_words(opened)
-    return ablate_trained(opened_model, opened_model.texts(texts, most), progress=progress)
-
-
-def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: Progress | None = None) -> HeadAblation:
-    """Measure how a fine-tuned model's loss on labelled examples changes when each head's output in turn is zeroed.
-
-    progress: as in `ablate`.
-    """
-    return ablate_trained(trained.of_task(tuned), batches.of_examples(tuned, task, examples), progress=progress)
-
-
-def ablate_trained(opened: TrainedModel, data: TextBatches, *, progress: Progress | None = None) -> HeadAblation:
-    """Measure how a model's loss on given batches changes when the output of each head in turn is zeroed.
-
-    data: batches that `TrainedModel.texts` returned.
-    progress: as in `ablate`.
-    """
-    return measure(opened.row_losses, opened.params, opened.config, data, opened.metric, progress=progress)
-
-
-def measure(
-    row_losses: RowLosses,
-    params: Any,
-    config: EncoderConfig,
-    data: TextBatches,
-    metric: PrimaryMetric,
-    *,
-    progress: Progress | None = None,
-) -> HeadAblation:
+def measure(opened: TrainedModel, data: TextBatches, *, progress: Progress | None = None) -> HeadAblation:
     """Compute the losses of texts with all heads, and with the output of one head zeroed at a time.
 
     The program is compiled once for each shape of a batch.
 
-    config: of the model's encoder.
-    metric: what `row_losses` computes.
+    data: batches that `TrainedModel.texts` returned.
+    progress: as in `ablate`.
 
     Raises ValueError if the loss is not finite, or if no text has a weight in it.
     """
-    shape = config.layers, config.heads
-    heads_count = config.layers * config.heads
+    shape = opened.config.layers, opened.config.heads
+    heads_count = shape[0] * shape[1]
     # The first mask keeps all heads; each of the others zeroes one.
     masks_PNH = np.concatenate([np.ones((1, heads_count)), 1 - np.eye(heads_count)]).reshape(-1, *shape)
     sums_PT, weights_T = np.zeros((len(masks_PNH), data.texts)), np.zeros(data.texts)
-    compute, on_device = jax.jit(row_losses), jax.device_put(params)
+    compute, on_device = jax.jit(opened.row_losses), jax.device_put(opened.params)
     done, passes = 0, len(masks_PNH) * len(data.batches)
     for batch, text_B in data.batches:
         placed, is_text_B = jax.device_put(batch), text_B >= 0
@@ -221,7 +174,7 @@ def measure(
             f"no word or label of {data.source} has a weight in the loss, so there is nothing to measure: give more, "
             "or longer texts"
         )
-    return of_sums(metric, data, weights_T, sums_PT[0], sums_PT[1:].reshape(*shape, -1))
+    return of_sums(opened.metric, data, weights_T, sums_PT[0], sums_PT[1:].reshape(*shape, -1))
 
 
 def of_sums(

@@ -129,7 +129,7 @@ class AblationCell(Cell):
     def compute(self, directory: epath.Path) -> Result:
         """Measure the losses with and without each head."""
         opened, data = self.prepared.opened, self.prepared.data
-        ablation = heads.ablate_trained(opened, data, progress=tenths(self.path, "batches"))
+        ablation = heads.measure(opened, data, progress=tenths(self.path, "batches"))
         arrays = store.write_arrays(directory, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
         return Result({"model": opened.description, "metric": ablation.metric.metric}, {"losses": arrays})
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from etils import epath
 
-from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import storage
 from ag_jax.distributed.terminal import tenths
@@ -43,14 +42,6 @@ class Judged:
     scores: dict[str, np.ndarray]
     unknown: int
     too_long: int
-
-
-def read_pairs(config: MinimalPairsConfig) -> list[Pair]:
-    """Return the minimal pairs that a config names.
-
-    Raises FileNotFoundError or ValueError for files that cannot be used.
-    """
-    return minimal_pairs.read(str(config.data), config.most)
 
 
 def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> list[int | None]:
