@@ -19,7 +19,7 @@ errors (benchmarks/evidence.py). The fields of a result:
 `words_changed`: mean share of words that the successful attacks changed;
 `outcomes`: a letter for each example: w for wrong without an attack, f for a misspelling found, r for robust.
 
-Hardware and time: one to three minutes a model on 2 CPU cores that nothing else uses.
+Hardware and time: one to two and a half minutes a model on 2 CPU cores, beside other programs.
 """
 
 import argparse
