@@ -1,6 +1,8 @@
-"""Write the tables of attacks into docs/reproduction_attacks.md, from the lines of finetuning_evidence.py.
+"""Write the tables of attacks into docs/reproduction_attacks.md and docs/robustness.md, from recorded lines.
 
     python benchmarks/evidence_tables.py
+
+The first page has the lines of finetuning_evidence.py, the second those of robustness.py.
 
 A table for each task has the arms that were trained, with scores in percent on the development set (and on the test set
 where the trials predicted one). The difference from plain training is paired by seed; p is corrected by Holm's method
@@ -23,12 +25,21 @@ from ag_jax.data.tasks import catalogue
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
 
-PAGE = "docs/reproduction_attacks.md"
+PAGE, ROBUSTNESS_PAGE, ROBUSTNESS = "docs/reproduction_attacks.md", "docs/robustness.md", "robustness_sst2"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
 PLAIN, ASA = "plain", "asa"
 COMPARED_WITH_ASA = ("bernoulli", "scheduled", "magnitude", "freelb", "smart")  # in the paper's tables 3 and 4
 MOST_FREQUENT = {"sst2": 444 / 872}  # share of the development set's most frequent class
+
+# Fields of the lines of robustness.py: their names in the table, and by what they are multiplied.
+FIGURES = {
+    "accuracy": ("accuracy", 100),
+    "accuracy_under_attack": ("accuracy under attack", 100),
+    "success_rate": ("successful attacks", 100),
+    "queries": ("queries", 1),
+    "words_changed": ("words changed", 100),
+}
 
 WHERE = {"validation": "", "test": " (test)"}  # added to the name of an arm
 # Scores of an arm by split and seed; NaN for a trial whose loss was not finite.
@@ -158,6 +169,48 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
     yield from masked(lines)
 
 
+def robustness(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of the tables of attacked models: the figures of each arm, and differences from plain training.
+
+    lines: in any order; every arm has the same seeds.
+    """
+    of: dict[str, dict[str, list[float]]] = {PLAIN: {}}
+    lines = sorted(lines, key=lambda line: line["seed"])
+    for line in lines:
+        for field, (name, factor) in FIGURES.items():
+            of.setdefault(line["arm"], {}).setdefault(name, []).append(factor * line[field])
+    rows = []
+    for arm, figures in of.items():
+        spreads = [significance.spread(values) for values in figures.values()]
+        rows.append([arm, *(f"{one.mean:.1f} ± {one.deviation:.1f}" for one in spreads)])
+    yield from pages.table(("arm", *(name for name, _ in FIGURES.values())), rows)
+    yield from ("Differences from plain training, paired by seed:", "")
+    differences = significance.over_seeds(of)
+    rows = [
+        [
+            arm,
+            FIGURES[field][0],
+            *pages.difference_cells(by_name[FIGURES[field][0]], 1),
+            _over_examples(lines, arm, field),
+        ]
+        for arm, by_name in differences.items()
+        for field in FIGURES
+    ]
+    yield from pages.table(("arm", "of", *pages.DIFFERENCE, "p over examples"), rows)
+
+
+def _over_examples(lines: Sequence[Line], arm: str, field: str) -> str:
+    """Return the p-value over examples of an arm's difference from plain training; a dash for what is no accuracy."""
+    if field not in (right := {"accuracy": "fr", "accuracy_under_attack": "r"}):
+        return "–"
+    scores = [
+        [[letter in right[field] for letter in line["outcomes"]] for line in lines if line["arm"] == one]
+        for one in (PLAIN, arm)
+    ]
+    p_value = significance.paired_t_test_over_examples(*scores)
+    return "–" if p_value is None else pages.shown_p(p_value)
+
+
 def recorded() -> list[Line]:
     """Return the lines of all tasks."""
     return [line for task in ARMS for line in evidence.read(record_of(record.RESULTS, task))]
@@ -165,3 +218,4 @@ def recorded() -> list[Line]:
 
 if __name__ == "__main__":
     pages.write(PAGE, "evidence_tables.py", tables(recorded()))
+    pages.write(ROBUSTNESS_PAGE, "evidence_tables.py", robustness(evidence.read(record.RESULTS / ROBUSTNESS)))

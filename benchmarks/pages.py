@@ -48,7 +48,10 @@ def difference_cells(difference: PairedDifference | None, digits: int) -> list[s
     if difference is None:
         return ["–"] * 3
     low, high = difference.interval
-    corrected = difference.p_corrected
-    p = "< .001" if corrected < 0.001 else f"{corrected:.3f}".lstrip("0") if corrected < 1 else "1"
     mean = f"{difference.mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-    return [mean, p, f"{difference.smallest:.{digits}f}"]
+    return [mean, shown_p(difference.p_corrected), f"{difference.smallest:.{digits}f}"]
+
+
+def shown_p(p_value: float) -> str:
+    """Return a p-value as tables show it."""
+    return "< .001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0") if p_value < 1 else "1"

@@ -69,6 +69,7 @@ SCRIPTS = {
     "guidance_depth": ("ag/table3_language_modeling",),
     "guidance_modern": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
     "guidance_novels.json": ("ag/table3_language_modeling",),
+    "robustness_sst2": ("asa/table2_robustness",),
 }
 # The arms of experiments whose configs cannot be loaded without files, and of those that fine-tuning on real weights
 # repeats, by their names in its records.

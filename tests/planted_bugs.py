@@ -1321,6 +1321,20 @@ BUGS = (
         "tests/test_api.py",
     ),
     Bug(
+        "every number of texts is compiled",
+        "ag_jax/api/pipelines/pipeline.py",
+        "2 ** max(len(features) - 1, 0).bit_length()",
+        "max(len(features), 1)",
+        "tests/test_pipelines.py",
+    ),
+    Bug(
+        "predict_proba returns weights that are not normalised",
+        "ag_jax/api/model.py",
+        "softmax(np.atleast_2d",
+        "np.exp(np.atleast_2d",
+        "tests/test_pipelines.py",
+    ),
+    Bug(
         "apply(train=True) has no dropout",
         "ag_jax/api/model.py",
         '"deterministic": not train',

@@ -147,11 +147,12 @@ def readers_place(tmp_path_factory):
 
 
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+ELSEWHERE = ("custom_attacks.md", "python.md", "README.md", "robustness.md")  # above, test_api.py, test_pipelines.py
 EXAMPLES = [
     (page.name, number)
     for page in PAGES
     for number, _ in enumerate(PYTHON.findall(page.read_text()))
-    if page.name not in ("custom_attacks.md", "python.md", "README.md")  # above, and in tests/test_api.py
+    if page.name not in ELSEWHERE
 ]
 OF_PIPELINES = (
     "predictions.md",

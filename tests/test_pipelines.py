@@ -1,10 +1,16 @@
 """The heads of an opened model as functions of texts return the model's own outputs, and name what they cannot use."""
 
+import ast
 import dataclasses
 import functools
 import json
+import pathlib
 import random
+import re
 import shutil
+import sys
+import types
+import unittest.mock
 
 import jax
 import numpy as np
@@ -16,6 +22,7 @@ from ag_jax.api.pipelines import words
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.tasks import schemes
+from ag_jax.data.tasks.task import Texts
 from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, finetuned, importing, opening, sentence_vectors
 from ag_jax.interop.finetuned import FineTuned
@@ -31,6 +38,7 @@ from tests.cases import some
 from tests.finetuning import tasks
 from tests.test_inspection import save_translation
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 SPECIAL = TOKENIZER.specials
 
@@ -153,9 +161,12 @@ def test_classify(places, opened):
         np.testing.assert_allclose(classify.logits(*given), expected, rtol=1e-4)
         check_guesses(classify(*given, top_k=None), classify.labels, expected)
         assert classify(*given) == classify(*given, top_k=2)[0]
-    several = [first, (first, second), [first, second], "good"]
+    several = [first, (first, second), [first, second], "", "good " * 50]
     found = classify.logits(several)
-    assert found.dtype == np.float32 and found.shape == (4, 2) and classify.labels == ("bad", "good")
+    assert found.dtype == np.float32 and found.shape == (5, 2) and classify.labels == ("bad", "good")
+    probabilities = opened("predict_proba", "classification")(several)
+    assert probabilities.dtype == np.float64 and abs(probabilities.sum(-1) - 1).max() < 1e-12
+    np.testing.assert_allclose(probabilities, softmax(found), rtol=1e-5)
     np.testing.assert_allclose(found[:3], [alone, expected, expected], rtol=1e-4)
     np.testing.assert_allclose(classify.logits([first, "good"], [second, "bad"])[0], expected, rtol=1e-4)
     for guesses, logits in zip(classify(several, top_k=5), found, strict=True):
@@ -169,6 +180,46 @@ def test_classify(places, opened):
     assert number(first) == pytest.approx(expected, rel=1e-4) and number(["good", first])[1] == pytest.approx(
         number(first)
     )
+
+
+def test_few_numbers_of_rows_are_compiled(opened):
+    """Calls with any number of texts have batches of few sizes, and none above the batch size."""
+    sizes, examples = [], [Texts("", "good", None, None)] * 40
+    model = dataclasses.replace(
+        opened("classify", "classification")._model,
+        apply=lambda batch: sizes.append(len(batch["tokens"])) or np.zeros((sizes[-1], 2)),
+    )
+    assert [len(model.scores(examples[:count], 16)) for count in range(20)] == [*range(20)]
+    assert set(sizes) == {1, 2, 4, 8, 16}
+    sizes.clear()
+    assert len(model.scores(examples, 12)) == 40 and sizes == [12] * 4
+
+
+def test_the_wrapper_of_textattack(opened, monkeypatch):
+    """The page on robustness shows the wrapper and the attack of the benchmark; TextAttack itself is not installed."""
+    page = (ROOT / "docs" / "robustness.md").read_text()
+    (code,), wrappers = re.findall(r"```python\n(.*?)```", page, re.DOTALL), types.SimpleNamespace(ModelWrapper=object)
+    names = [line.split()[1] for line in code.splitlines() if line.startswith("from textattack")]
+    for name in {"textattack", *names}:
+        monkeypatch.setitem(sys.modules, name, unittest.mock.MagicMock())
+    monkeypatch.setitem(sys.modules, "textattack.models.wrappers", wrappers)
+    predict_proba, directories = opened("predict_proba", "classification"), []
+    model = types.SimpleNamespace(predict_proba=predict_proba)
+    monkeypatch.setattr(ag_jax, "load", lambda directory: directories.append(directory) or model)
+    shown = {"__name__": "page"}
+    exec(code, shown)
+    assert directories == ["runs/glue/sst2"]
+    texts = ["good", "", "we build roads", "bad " * 50, "roads"]
+    found = shown["Wrapper"]("")(texts)
+    assert found.shape == (5, 2)
+    np.testing.assert_allclose(found[::2], [predict_proba(text)[0] for text in texts[::2]], rtol=1e-5)
+
+    def defined(source):
+        nodes = ast.parse(source).body
+        return {node.name: ast.dump(node) for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+    program, of_page = defined((ROOT / "benchmarks" / "robustness.py").read_text()), defined(code)
+    assert list(of_page) == ["Wrapper", "attack_on"] and of_page.items() <= program.items()
 
 
 @pytest.mark.parametrize(

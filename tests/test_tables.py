@@ -26,13 +26,30 @@ GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
     [
         (reproductions.PAGE, "reproductions.py", lambda: [reproductions.table()]),
         (evidence.PAGE, "evidence_tables.py", lambda: evidence.tables(evidence.recorded())),
+        (
+            evidence.ROBUSTNESS_PAGE,
+            "evidence_tables.py",
+            lambda: evidence.robustness(evidence.evidence.read(evidence.record.RESULTS / evidence.ROBUSTNESS)),
+        ),
         *((page, "guidance_tables.py", lambda page=page: guidance.recorded()[page]) for page in GUIDANCE),
     ],
-    ids=["reproductions", "evidence", *GUIDANCE],
+    ids=["reproductions", "evidence", "robustness", *GUIDANCE],
 )
 def test_pages_have_the_tables_of_the_records(page, program, tables):
     text = (ROOT / page).read_text()
     assert pages.with_tables(text, page, program, tables()) == text, f"run `python benchmarks/{program}`"
+
+
+def test_figures_of_attacked_models_follow_from_their_outcomes():
+    lines = evidence.evidence.read(evidence.record.RESULTS / evidence.ROBUSTNESS)
+    assert sorted((line["arm"], line["seed"]) for line in lines) == [
+        (arm, seed) for arm in ("asa", "freelb", "plain") for seed in range(3)
+    ]
+    for line in lines:
+        wrong, found, robust = (line["outcomes"].count(letter) for letter in "wfr")
+        assert wrong + found + robust == line["examples"] == 200
+        shares = ((found + robust) / 200, robust / 200, found / (found + robust))
+        assert (line["accuracy"], line["accuracy_under_attack"], line["success_rate"]) == pytest.approx(shares)
 
 
 def test_every_table_and_figure_of_the_papers_has_a_command():

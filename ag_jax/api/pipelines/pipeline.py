@@ -1,6 +1,7 @@
 """The base class of all pipelines, and what pipelines of fine-tuned models share."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -71,7 +72,8 @@ class TaskModel:
         """
         data, tokenizer = Examples(tuple(examples), "a pipeline"), self.tuned.tokenizer
         features = kinds.encode(self.task, data, tokenizer, self.length, self.tuned.config.token_types)
-        rows = min(batch_size, max(len(features), 1))
+        # A power of two, so that calls with other numbers of texts compile few programs.
+        rows = min(batch_size, 2 ** max(len(features) - 1, 0).bit_length())
         logits = predicting.logits_of(self.apply, features, rows, self.length)
         return kinds.scores(self.task, data, features, logits)
 
@@ -89,5 +91,7 @@ def task_model(tuned: FineTuned, accepted: Sequence[str], directory: str) -> Tas
     settings: dict[str, Any] = {"labels": head.labels, "span": (head.low, head.high), "answerable": head.answerable}
     settings["pair_limit"] = of_catalogue.pair_limit if of_catalogue else 0  # so that texts are cut as in training
     task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
-    apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+    # The parameters are an argument, because a program that holds them as constants takes twice as long to compile.
+    compiled = jax.jit(lambda params, batch: tuned.model.apply({"params": params}, batch, deterministic=True))
+    apply = functools.partial(compiled, tuned.params)
     return TaskModel(tuned, task, min(head.max_length, tuned.config.max_length), apply)
