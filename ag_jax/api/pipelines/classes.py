@@ -1,4 +1,4 @@
-"""The pipeline `classify`, which predicts the class of a text, or the number of a regression."""
+"""The pipeline `classify`, which predicts the class or the labels of a text, or the number of a regression."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
-from ag_jax.api.pipelines.guesses import one_or_best
+from ag_jax.api.pipelines.guesses import most_probable, one_or_best, sigmoid, softmax
 from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
 from ag_jax.data.tasks.task import Texts
 from ag_jax.interop.finetuned import FineTuned
@@ -17,15 +17,16 @@ Pair = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
 class Classify(Pipeline):
-    """Function that predicts the class of a text, or a number if the model was trained for regression.
+    """Function that predicts the class of a text, its labels, or a number, as the model was trained to.
 
-        classify("It rains.")                         # a text -> a Guess
+        classify("It rains.")                         # a text -> a Guess; of a multi-label task a list of Guesses
         classify("It rains.", "The street is wet.")   # a pair of texts, also as a tuple
         classify(["It rains.", ("It rains.", "It is dry.")], batch_size=64)  # a list of these -> a list
         classify("It rains.", top_k=None)             # a list with all classes, the most probable first
+        classify("It rains.", threshold=0.2)          # multi-label: the labels with a probability above 0.2
         classify.logits(["It rains.", "It is dry."])  # an array [texts, classes]
 
-    labels: the names of the classes, in the order of the logits; empty for regression.
+    labels: the names of the classes or labels, in the order of the logits; empty for regression.
     """
 
     name: ClassVar[str] = "classify"
@@ -34,8 +35,12 @@ class Classify(Pipeline):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits; empty for regression."""
+        """The names of the classes or labels, in the order of the logits; empty for regression."""
         return self._model.task.labels
+
+    @property
+    def _has_label_sets(self) -> bool:
+        return self._model.task.kind == "multilabel"
 
     def __call__(
         self,
@@ -43,26 +48,44 @@ class Classify(Pipeline):
         second: str | Sequence[str] | None = None,
         *,
         top_k: int | None = 1,
+        threshold: float | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> Any:
         """Return the class of a text as a `Guess` (a list of them unless `top_k` is 1), or the number of a regression.
 
+        A model of a multi-label task gives a list with a `Guess` for each label whose probability is above the
+        threshold, the most probable first. The list may be empty.
+
         texts: a text, a pair of texts as a tuple, or a list of these, for which a list is returned.
         second: the second text of a pair whose first text is `texts`; for a list of first texts, as many second texts.
         top_k: 1 returns the most probable class; a larger number returns a list of at most so many classes with their
-            probabilities, and None a list of all classes, the most probable first.
+            probabilities, and None a list of all classes, the most probable first. A multi-label task has a threshold
+            unless `top_k` is a larger number, or None for all labels.
+        threshold: probability that a label of a multi-label task must exceed; None is 0.5.
         batch_size: the most texts that are computed together.
 
-        Raises ValueError for other arguments, for `top_k` of a regression, and for a pair of texts if the model was
+        Raises ValueError for other arguments, for `top_k` of a regression, for a threshold of another task than a
+        multi-label one or beside `top_k`, and for a pair of texts if the model was
         fine-tuned on single texts, or the other way round.
         """
         top_k = check_top_k(top_k)
         is_regression = self._model.task.kind == "regression"
         if is_regression and top_k != 1:
             raise ValueError(f"{self.directory} predicts a number, so there are no classes for top_k: leave it out")
+        if threshold is not None and not (self._has_label_sets and top_k == 1 and 0 <= threshold <= 1):
+            raise ValueError(
+                "threshold must be a probability, for a model of a multi-label task and without top_k, got "
+                f"threshold={threshold} for {self._model.task.kind}: leave it out"
+            )
         scores, single = self._scores(texts, second, batch_size)
         if is_regression:
             results: list[Any] = [float(number) for number in scores]
+        elif self._has_label_sets:
+            least = (0.5 if threshold is None else threshold) if top_k == 1 else None
+            every = [
+                most_probable(self.labels, sigmoid(logits_C), None if top_k == 1 else top_k) for logits_C in scores
+            ]
+            results = [[one for one in guesses if least is None or one.score > least] for guesses in every]
         else:
             results = [one_or_best(self.labels, logits_C, top_k) for logits_C in scores]
         return results[0] if single else results
@@ -74,7 +97,7 @@ class Classify(Pipeline):
         *,
         batch_size: int = BATCH_SIZE,
     ) -> np.ndarray:
-        """Return the logits of the classes in the order of `labels`: float32 [classes], or [texts, classes] of a list.
+        """Return the logits in the order of `labels`: float32 [classes], or [texts, classes] of a list.
 
         texts, second, batch_size: as in a call.
 
@@ -85,6 +108,10 @@ class Classify(Pipeline):
         scores, single = self._scores(texts, second, batch_size)
         logits_BC = np.asarray(scores, np.float32).reshape(len(scores), len(self.labels))
         return logits_BC[0] if single else logits_BC
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Return the probabilities of logits, float64: their softmax, or of a multi-label task the sigmoid of each."""
+        return sigmoid(logits) if self._has_label_sets else softmax(logits)
 
     def _scores(self, texts: Any, second: Any, batch_size: int) -> tuple[list[Any], bool]:
         pairs, single = pairs_of(texts, second)
@@ -105,6 +132,6 @@ class Classify(Pipeline):
 
 
 def classify(tuned: FineTuned, directory: str) -> Classify:
-    """Return a model for classification or regression as a function of texts or pairs of texts."""
-    model = task_model(tuned, ("classification", "regression"), directory)
+    """Return a model for classification, multi-label classification or regression as a function of texts or pairs."""
+    model = task_model(tuned, ("classification", "multilabel", "regression"), directory)
     return Classify(directory, model.about, model)
