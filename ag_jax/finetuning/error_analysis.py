@@ -257,7 +257,7 @@ def _most_wrong_blocks(kind: str, mistakes: Sequence[Mapping[str, Any]]) -> list
     if kind == "regression":
         rule = "the largest error"
     elif kind == "multilabel":
-        rule = "the lowest probability of the labels, all given ones and none else"
+        rule = "the lowest probability of exactly the given labels"
     elif kind.startswith("span"):
         rule = "the lowest F1, and of these the highest probability"
     rows = [

@@ -118,6 +118,8 @@ def get_config(
     )
     if kind == "span" and train and protocol == "moderate" and scale != "small":
         config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
+    if kind == "multilabel":
+        config.tasks[task].patience = None  # with rare labels, micro F1 may be 0 in the first epochs
     if arm == "longer":
         finetuning.longer(config)
     elif arm != "plain":

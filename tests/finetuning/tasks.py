@@ -14,6 +14,12 @@ TOKENIZER = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=8
 CLASSES = {"kind": "classification", "metric": "accuracy", "metrics": ("accuracy", "f1"), "labels": ("bad", "good")}
 KINDS = {
     "classification": CLASSES,
+    "multilabel": {
+        "kind": "multilabel",
+        "metric": "micro_f1",
+        "metrics": ("micro_f1", "macro_f1", "exact_match"),
+        "labels": ("bad", "good", "roads"),
+    },
     "regression": {"kind": "regression", "metric": "pearson", "metrics": ("pearson",), "span": (0.0, 5.0)},
     "ranking": {"kind": "ranking", "metric": "accuracy", "metrics": ("accuracy",)},
     "choice": {"kind": "choice", "metric": "accuracy", "metrics": ("accuracy",)},
@@ -48,6 +54,9 @@ def example(kind, number, rng, labelled=True):
     good = bool(number % 2)
     words = text(rng, good, most=3)
     joined, name = " ".join(words), str(number)
+    if kind == "multilabel":  # no label for a good text about something else
+        label = tuple(place for place, word in ((0, "bad"), (2, "roads")) if word in words)
+        return Texts(name, joined, None, label if labelled else None)
     if kind in ("classification", "regression"):
         label = int(good) if kind == "classification" else 5.0 * good
         return Texts(name, joined, None, label if labelled else None)

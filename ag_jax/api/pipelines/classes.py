@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ag_jax.api.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
-from ag_jax.api.pipelines.guesses import most_probable, one_or_best, sigmoid, softmax
+from ag_jax.api.pipelines.guesses import Guess, most_probable, one_or_best, sigmoid, softmax
 from ag_jax.api.pipelines.pipeline import Pipeline, TaskModel, task_model
 from ag_jax.data.tasks.task import Texts
 from ag_jax.interop.finetuned import FineTuned
@@ -65,27 +65,20 @@ class Classify(Pipeline):
         batch_size: the most texts that are computed together.
 
         Raises ValueError for other arguments, for `top_k` of a regression, for a threshold of another task than a
-        multi-label one or beside `top_k`, and for a pair of texts if the model was
-        fine-tuned on single texts, or the other way round.
+        multi-label one or beside `top_k`, and for a pair of texts if the model was fine-tuned on single texts, or the
+        other way round.
         """
         top_k = check_top_k(top_k)
         is_regression = self._model.task.kind == "regression"
         if is_regression and top_k != 1:
             raise ValueError(f"{self.directory} predicts a number, so there are no classes for top_k: leave it out")
-        if threshold is not None and not (self._has_label_sets and top_k == 1 and 0 <= threshold <= 1):
-            raise ValueError(
-                "threshold must be a probability, for a model of a multi-label task and without top_k, got "
-                f"threshold={threshold} for {self._model.task.kind}: leave it out"
-            )
+        if threshold is not None:
+            self._check_threshold(threshold, top_k)
         scores, single = self._scores(texts, second, batch_size)
         if is_regression:
             results: list[Any] = [float(number) for number in scores]
         elif self._has_label_sets:
-            least = (0.5 if threshold is None else threshold) if top_k == 1 else None
-            every = [
-                most_probable(self.labels, sigmoid(logits_C), None if top_k == 1 else top_k) for logits_C in scores
-            ]
-            results = [[one for one in guesses if least is None or one.score > least] for guesses in every]
+            results = [self._label_set(logits_C, top_k, threshold) for logits_C in scores]
         else:
             results = [one_or_best(self.labels, logits_C, top_k) for logits_C in scores]
         return results[0] if single else results
@@ -118,6 +111,24 @@ class Classify(Pipeline):
         self._check_number(pairs)
         examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
         return self._model.scores(examples, check_batch_size(batch_size)), single
+
+    def _label_set(self, logits_C: np.ndarray, top_k: int | None, threshold: float | None) -> list[Guess]:
+        """Return the labels of a text, the most probable first: those above the threshold, or as `top_k` says."""
+        guesses = most_probable(self.labels, sigmoid(logits_C), None if top_k == 1 else top_k)
+        least = 0.5 if threshold is None else threshold
+        return [guess for guess in guesses if top_k != 1 or guess.score > least]
+
+    def _check_threshold(self, threshold: float, top_k: int | None) -> None:
+        """Raise ValueError for a threshold that is no probability, beside `top_k`, or of a task with one label."""
+        if not self._has_label_sets:
+            raise ValueError(
+                f"{self.directory} has a head for {self._model.task.kind}, and a threshold is for multilabel: leave it "
+                "out"
+            )
+        if top_k != 1:
+            raise ValueError(f"expected threshold or top_k, got threshold={threshold} and top_k={top_k}: leave one out")
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be a probability from 0 to 1, got {threshold}")
 
     def _check_number(self, pairs: Sequence[tuple[str, str | None]]) -> None:
         """Raise ValueError for a pair if the model was trained on single texts, or for a single text if on pairs."""
