@@ -18,7 +18,7 @@ KINDS = {
         "kind": "multilabel",
         "metric": "micro_f1",
         "metrics": ("micro_f1", "macro_f1", "exact_match"),
-        "labels": ("bad", "good", "roads"),
+        "labels": ("other", "good", "positive"),
     },
     "regression": {"kind": "regression", "metric": "pearson", "metrics": ("pearson",), "span": (0.0, 5.0)},
     "ranking": {"kind": "ranking", "metric": "accuracy", "metrics": ("accuracy",)},
@@ -54,11 +54,8 @@ def example(kind, number, rng, labelled=True):
     good = bool(number % 2)
     words = text(rng, good, most=3)
     joined, name = " ".join(words), str(number)
-    if kind == "multilabel":  # no label for a good text about something else
-        label = tuple(place for place, word in ((0, "bad"), (2, "roads")) if word in words)
-        return Texts(name, joined, None, label if labelled else None)
-    if kind in ("classification", "regression"):
-        label = int(good) if kind == "classification" else 5.0 * good
+    if kind in ("classification", "multilabel", "regression"):
+        label = {"classification": int(good), "multilabel": (1, 2) if good else (), "regression": 5.0 * good}[kind]
         return Texts(name, joined, None, label if labelled else None)
     if kind in ("ranking", "choice"):
         right = number % 2
