@@ -443,8 +443,12 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
             f"validation: {validation_count:,} of {validation_count + train_count:,} examples of {file}, "
             f"about one in {settings.held_out}, held out by a hash of their texts"
         )
-    if task.kind == "multilabel" and (count := sum(getattr(one, "label", None) == () for one in splits["train"])):
-        remarks.append(f"train: {count:,} of {len(splits['train']):,} examples have no label")
+    if task.kind == "multilabel":
+        sizes = Counter(len(getattr(example, "label", ())) for example in splits["train"])
+        if count := sizes[0]:
+            remarks.append(f"train: {count:,} of {len(splits['train']):,} examples have no label")
+        if set(sizes) == {1}:
+            remarks.append("every training example has one label, so kind=classification would fit")
     if classes := _unseen_classes(task, splits["train"]):
         remarks.append(f"no training example has the label {classes}")
     if task.kind.startswith("span") and not task.answerable and all(getattr(q, "answers", ()) for q in splits["train"]):

@@ -396,6 +396,8 @@ def test_what_the_report_notes(tmp_path):
     write(tmp_path, {"s.csv": "review,stars\nx,a\ny,\nz,\nw,a\n"})
     empty, missing = notes(kind="multilabel", train="s.csv", validation="b.csv", labels=("a", "b", "1", "2"))[0]
     assert empty.startswith("train: 2 of 4 ") and missing.endswith(" label b, 1, 2")
+    (single, _), _ = notes(kind="multilabel", train="b.csv", validation="s.csv", labels=("1", "2", "a"))
+    assert "kind=classification" in single
     (every, repeated), splits = notes(kind="span", train="a.jsonl", validation="b.jsonl")
     assert "every training question" in every and repeated.startswith("validation: 1 of 2 ")
     assert [len(example.answers) for example in splits["validation"]] == [1, 0]
