@@ -384,11 +384,27 @@ def test_finetune_on_a_data_frame(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label", "kind"), [(1, "classification"), (True, "classification"), (0.5, "regression"), (["O"], "tagging")]
+    ("text", "labels", "kind"),
+    [
+        *(("a", [label], "classification") for label in (1, True)),
+        ("a", [0.5], "regression"),
+        (["a"], [["O"]], "tagging"),
+        *(("a", labels, "multilabel") for labels in ([["x"]], [[], [3, 4]], [[]])),
+        ("a", [[], [{"text": "a", "answer_start": 0}]], "span"),
+    ],
 )
-def test_labels_decide_the_kind_of_task(label, kind, tmp_path):
-    path = texts.source([{"text": "a", "label": label}], tmp_path, "train", ("text", "label"))
-    assert finetuning._kind(path, "label") == kind
+def test_labels_decide_the_kind_of_task(text, labels, kind, tmp_path):
+    rows = [{"text": text, "label": label} for label in labels]
+    path = texts.source(rows, tmp_path, "train", ("text", "label"))
+    assert finetuning._kind(path, "text", "label") == kind
+
+
+def test_columns_of_labels():
+    assert finetuning._label_columns(["x", "y"], None) == ("x,y", ["x", "y"], "multilabel")
+    assert finetuning._label_columns("x,y", None) == ("x,y", ["x,y"], None)
+    assert finetuning._label_columns("x,y", "multilabel") == ("x,y", ["x", "y"], "multilabel")
+    with pytest.raises(ValueError, match="commas"):
+        finetuning._label_columns(["x,y", "z"], None)
 
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "python.md"

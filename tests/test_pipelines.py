@@ -175,7 +175,18 @@ def test_classify(places, opened):
     hf = opened("classify", "hf_classification")
     np.testing.assert_allclose(hf.logits(first, second), expected, rtol=1e-4)
 
-    number = opened("classify", "regression")
+    several, number = opened("classify", "multilabel"), opened("classify", "regression")
+    yes = 1 / (1 + np.exp(-logits_of(places / "multilabel", row(first))[0]))
+    ordered = [several.labels[place] for place in np.argsort(-yes)]
+    found = several(first, top_k=None)
+    assert [guess.text for guess in found] == ordered == [guess.text for guess in several(first, top_k=3)]
+    np.testing.assert_allclose([guess.score for guess in found], np.sort(yes)[::-1], rtol=1e-4)
+    for threshold in (None, float(yes.min() + yes.max()) / 2):
+        likely = sum(yes > (threshold or 0.5))
+        assert [of.text for of in several(first, threshold=threshold)] == ordered[:likely]
+    model = ag_jax.load(places / "multilabel")
+    assert model.predict([first, first]) == [[guess.text for guess in several(first)]] * 2 == model.predict(first) * 2
+    np.testing.assert_allclose(model.predict_proba([first])[0], yes, rtol=1e-4)
     expected = 5 * logits_of(places / "regression", row(first))[0]  # the scale of the task
     assert number(first) == pytest.approx(expected, rel=1e-4) and number(["good", first])[1] == pytest.approx(
         number(first)
@@ -344,6 +355,9 @@ GOOD = ("good",)
         *(("classify", "classification", GOOD, {"top_k": wrong}, "top_k") for wrong in (0, True, 1.5)),
         ("classify", "classification", GOOD, {"batch_size": 0}, "batch_size"),
         ("classify", "regression", GOOD, {"top_k": None}, "top_k"),
+        ("classify", "classification", GOOD, {"threshold": 0.3}, "threshold"),
+        ("classify", "multilabel", GOOD, {"threshold": 0.3, "top_k": 2}, "threshold or top_k"),
+        ("classify", "multilabel", GOOD, {"threshold": 30}, "threshold.* 30"),
         ("tag", "tagging", ([["good", 3]],), {}, "word 2 of 2"),
         ("tag", "tagging", (["we", " "],), {}, "text 2 of 2"),
         ("tag", "tagging", GOOD, {"top_k": -1}, "top_k"),

@@ -153,6 +153,8 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
         fields |= {"choice_weights": exists, "labels": right}
     elif kind == "classification":
         fields["labels"] = rng.integers(0, 3, rows).astype(np.int32)
+    elif kind == "multilabel":
+        fields["label_set"] = (rng.random((rows, 3)) < 0.4).astype(np.float32)
     elif kind == "regression":
         fields["labels"] = rng.random(rows).astype(np.float32)
     elif kind == "tagging":

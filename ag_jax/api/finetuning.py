@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import html
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from ag_jax.api.configs import Settings
 from ag_jax.api.model import Model, directory_of, load, step_of
 from ag_jax.api.texts import Texts
 from ag_jax.data.json_files import read_json
+from ag_jax.data.tasks import label_sets
 from ag_jax.distributed.terminal import Progress
 from ag_jax.finetuning import comparison, contents, trial
 from ag_jax.finetuning.config import FinetuningConfig
@@ -57,7 +59,8 @@ class Suite:
     def predictions(self) -> dict[str, list[dict[str, Any]]]:
         """The predictions of the best model, {split: rows}, for `validation` and, if there are test data, `test`.
 
-        A row has the `id` of the example, by default its number from 0, and the `prediction`, with the labels' type.
+        A row has the `id` of the example, by default its number from 0, and the `prediction`, with the labels' type; of
+        a multi-label task it is a list of labels.
         """
         directory = self.best.directory
         result: Any = trial.read(directory)
@@ -66,6 +69,8 @@ class Suite:
 
     def _prediction(self, row: Mapping[str, Any]) -> dict[str, Any]:
         label = self.best.label(row["class"]) if "class" in row else row["prediction"]
+        if "classes" in row:
+            label = [self.best.label(name) for name in row["classes"]]
         return {"id": int(row["id"]) if row["id"].isdecimal() else row["id"], "prediction": label}
 
     def __repr__(self) -> str:
@@ -97,7 +102,7 @@ def finetune(
     kind: str | None = None,
     text: str = "text",
     pair: str | None = None,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     seeds: Sequence[int] = (0,),
     config: str = "finetune/own",
     settings: Settings | None = None,
@@ -115,12 +120,13 @@ def finetune(
     validation: examples for validation, or the share of `train` that is held out for it: 1/2, 1/3, and so on. None:
         those that an earlier call wrote to `workdir/data`, or else a tenth.
     test: examples that are only predicted, and scored if they have labels.
-    kind: classification, regression, choice, tagging or span. None: by the labels of data in memory, where a list is
-        tagging, a float regression, and anything else classification; for files classification.
+    kind: classification, multilabel, regression, choice, tagging or span. None: by the labels of data in memory, where
+        a list is tagging if the text is a list of words, and else multilabel, a float regression, and anything else
+        classification; for files classification. Several columns of labels are multilabel.
     text: name of the column with the text; of tagging with the list of words, of span with the context.
     pair: name of the column with the second text of a pair, or with the question.
     label: name of the column with the labels. Models predict labels of the type that they have there; texts, if they
-        have several types.
+        have several types. Of a multi-label task also a list of columns, each named like a label, with 0 and 1.
     seeds: seeds of the models.
     config: the config file, which may have further arguments: "finetune/own:scale=small" is for small models.
     settings: settings on top of the config, such as {"tasks.own.epochs": 3}.
@@ -134,10 +140,11 @@ def finetune(
         opened_at = {} if step_of(model) is None else {"step": step_of(model)}
         settings = {"seeds": list(seeds), **opened_at, **(settings or {})}
         choices = settings.get(f"tasks.{TASK}.custom.choices", ())
-        columns = [str(name) for name in (text, pair, *choices, label, "is_impossible") if name is not None]
+        label, label_columns, kind = _label_columns(label, kind)
+        columns = [str(name) for name in (text, pair, *choices, *label_columns, "is_impossible") if name is not None]
         sources = {
             "train": texts.source(train, directory, "train", columns, ("is_impossible",)),
-            "test": texts.source(test, directory, "test", columns, ("is_impossible", label)),
+            "test": texts.source(test, directory, "test", columns, ("is_impossible", *label_columns)),
         }
         # The config holds out one example in N, by a hash of the texts: other shares cannot be had.
         share = validation if isinstance(validation, int | float) else None
@@ -149,8 +156,8 @@ def finetune(
         if sources["train"] is None:
             raise ValueError("expected examples to train on, got None: give a file, records, or a data frame")
         if kind is None and not isinstance(train, str | os.PathLike):
-            kind = _kind(sources["train"], str(label))
-        arguments: dict[str, Any] = {"checkpoint": directory_of(model), "text": str(text), "label": str(label)}
+            kind = _kind(sources["train"], str(text), label)
+        arguments: dict[str, Any] = {"checkpoint": directory_of(model), "text": str(text), "label": label}
         arguments |= {"second": None if pair is None else str(pair), **sources}
         arguments |= {} if kind is None else {"kind": kind}
         arguments |= {} if share is None else {"held_out": round(1 / share)}
@@ -161,10 +168,30 @@ def finetune(
     return Suite(directory, path)
 
 
-def _kind(file: str, label: str) -> str:
-    """Return the kind of task that the first label of a file of data in memory belongs to."""
+def _label_columns(label: str | Sequence[str], kind: str | None) -> tuple[str, list[str], str | None]:
+    """Return the setting `label`, the columns that it names, and the kind, which several columns decide."""
+    if isinstance(label, str) or not isinstance(label, Sequence):
+        columns = label_sets.columns_of(str(label)) if kind == "multilabel" else (str(label),)
+        return str(label), [*columns], kind
+    columns = tuple(map(str, label))
+    if label_sets.columns_of(",".join(columns)) != columns:
+        raise ValueError(f"label must be names of columns without commas, got {columns}: rename the columns")
+    return ",".join(columns), [*columns], kind or "multilabel"
+
+
+def _kind(file: str, text: str, label: str) -> str:
+    """Return the kind of task that the first label of a file of data in memory belongs to.
+
+    A first label that is an empty list says nothing, so that the first other one decides.
+    """
     with epath.Path(file).open() as lines:
-        value = json.loads(next(lines))[label]
+        records = map(json.loads, lines)
+        record = next(records)
+        labels = (one[label] for one in itertools.chain([record], records))
+        value: Any = next((one for one in labels if one != []), [])
+    is_tagged = isinstance(record[text], list)
+    if isinstance(value, list) and not any(isinstance(item, dict) for item in value) and not is_tagged:
+        return "multilabel"
     if isinstance(value, list) and any(isinstance(item, int) for item in value):
         raise ValueError(
             f"expected tags as texts, such as B-PER, got numbers in the column {label!r}: give their names"

@@ -16,7 +16,7 @@ from etils import epath
 from ag_jax.api.attention import Attention, attention
 from ag_jax.api.pipelines import answers, choices, classes, tags, translations, vectors, words
 from ag_jax.api.pipelines.arguments import pairs_of
-from ag_jax.api.pipelines.guesses import softmax
+from ag_jax.api.pipelines.guesses import Guess
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best
@@ -33,7 +33,8 @@ from ag_jax.pretraining.open_run import OpenRun
 from ag_jax.pretraining.workloads import reference_model
 from ag_jax.settings import imported, schema
 
-WITH_LOGITS = ("classification", "regression", "tagging", "span", "span_or_none")  # kinds of heads, see `Model.apply`
+# Kinds of heads, see `Model.apply`.
+WITH_LOGITS = ("classification", "multilabel", "regression", "tagging", "span", "span_or_none")
 
 
 class Outputs(NamedTuple):
@@ -41,8 +42,8 @@ class Outputs(NamedTuple):
 
     hidden: the last hidden states, [texts, tokens, width].
     logits: of a model that predicts masked words, [texts, tokens, vocabulary]; of a fine-tuned model those of its task:
-        [texts, classes], [texts] for a regression, [texts, tokens, tags] for tagging, [texts, tokens, 2] for the start
-        and the end of an answer. None for other models.
+        [texts, classes or labels], [texts] for a regression, [texts, tokens, tags] for tagging, [texts, tokens, 2] for
+        the start and the end of an answer. None for other models.
     """
 
     hidden: jax.Array
@@ -221,7 +222,7 @@ class Model:
 
     @functools.cached_property
     def classify(self) -> classes.Classify:
-        """Function that predicts the class of a text or of a pair of texts, or the number of a regression."""
+        """Function that predicts the class or the labels of a text or of a pair of texts, or a regression's number."""
         return classes.classify(self._tuned, self._name)
 
     @functools.cached_property
@@ -253,23 +254,33 @@ class Model:
     def predict(self, texts: Any, second: Any = None) -> list[Any]:
         """Return the class of each text, of the type that the labels had in training, or the number of a regression.
 
+        A model of a multi-label task gives a list of labels for each text, which may be empty.
+
         texts: a list of texts or of pairs of texts.
         second: the second texts of pairs.
         """
-        numbers_or_classes = self.classify(texts, second)
-        results = numbers_or_classes if isinstance(numbers_or_classes, list) else [numbers_or_classes]
-        return [self.label(result.text) if hasattr(result, "text") else result for result in results]
+        found = self.classify(texts, second)
+        results = [found] if pairs_of(texts, second)[1] else found
+        return [self._labels_of(result) for result in results]
+
+    def _labels_of(self, result: Any) -> Any:
+        """Return the label of a guess, the labels of a list of guesses, or a number as it is."""
+        if isinstance(result, list):
+            return [self.label(guess.text) for guess in result]
+        return self.label(result.text) if isinstance(result, Guess) else result
 
     def predict_proba(self, texts: Any, second: Any = None) -> np.ndarray:
-        """Return the probability of each class for each text, float64 [texts, classes], in the order of `labels`.
+        """Return the probability of each class or label for each text, float64 [texts, classes], ordered as `labels`.
+
+        The probabilities of the classes add up to 1, those of the labels of a multi-label task are independent.
 
         texts, second: as for `predict`.
         """
-        return softmax(np.atleast_2d(self.classify.logits(texts, second)))
+        return self.classify.probabilities(np.atleast_2d(self.classify.logits(texts, second)))
 
     @property
     def labels(self) -> list[Any]:
-        """The classes or tags of a fine-tuned model, in the order of its logits, with the type of training labels."""
+        """The classes, labels or tags of a fine-tuned model, ordered as its logits, of the type of training labels."""
         return [self.label(name) for name in self._tuned.head.labels]
 
     def label(self, name: str) -> Any:

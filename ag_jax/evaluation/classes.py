@@ -29,6 +29,35 @@ def ratios(right: int, predicted: int, labelled: int) -> dict[str, float]:
     }
 
 
+def scores_of_sets(
+    labels: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]], count: int
+) -> list[dict[str, float]]:
+    """Return what `scores` does, of each label of a multi-label task; an example may have several labels or none.
+
+    labels, predictions: the indices of the labels of each example.
+    count: number of labels of the task.
+    """
+    true, found = (_flags(sets, count) for sets in (labels, predictions))
+    counts = zip((true & found).sum(0), found.sum(0), true.sum(0), strict=True)
+    return [
+        ratios(int(right), int(predicted), int(labelled)) | {"count": int(labelled)}
+        for right, predicted, labelled in counts
+    ]
+
+
+def micro_f1(labels: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> float:
+    """Return the F1 of all labels of all examples together; 0 if no example has a label, nor a prediction."""
+    right = sum(len({*of_label} & {*found}) for of_label, found in zip(labels, predictions, strict=True))
+    return ratios(right, sum(map(len, predictions)), sum(map(len, labels)))["f1"]
+
+
+def _flags(sets: Sequence[Sequence[int]], count: int) -> np.ndarray:
+    flags = np.zeros((len(sets), count), bool)
+    for row, of_example in enumerate(sets):
+        flags[row, list(of_example)] = True
+    return flags
+
+
 def scores(confusion_CC: np.ndarray) -> list[dict[str, float]]:
     """Return {`precision`, `recall`, `f1`, `count`: value} of each class; `count` is the number of its labels."""
     counts = zip(confusion_CC.diagonal(), confusion_CC.sum(0), confusion_CC.sum(1), strict=True)

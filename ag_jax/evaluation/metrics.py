@@ -2,7 +2,8 @@
 
 Functions `of_...` return the metrics of an evaluation set, from 0 to 1 (correlations from -1). Functions `rate_...`
 return the score of one prediction, for a paired test over examples: from 0 to 1, or minus a squared error. A prediction
-is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
+is the index of a class or candidate, the indices of labels, a number on the scale of the task, the tags of a sentence,
+or a text.
 """
 
 import itertools
@@ -14,7 +15,7 @@ import scipy.stats
 import sklearn.metrics
 
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
-from ag_jax.evaluation import answers, entities
+from ag_jax.evaluation import answers, classes, entities
 from ag_jax.evaluation.answers import Candidates
 from ag_jax.settings import imported
 
@@ -99,14 +100,15 @@ def check_imported(task: Task) -> None:
 def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
     """Return {metric: value} of a task's custom metrics, functions of (labels, predictions) that return a number.
 
-    Labels and predictions are indices of classes, numbers, or tuples of tags; of a choice a label is a tuple with the
-    indices of the right candidates, and of a question it is a tuple with the texts of its answers.
+    Labels and predictions are indices of classes, tuples of indices of labels, numbers, or tuples of tags; of a choice
+    a label is a tuple with the indices of the right candidates, and of a question it is a tuple with the texts of its
+    answers.
 
     Raises ValueError if a function cannot be imported, fails, or returns no finite number.
     """
     values = {}
-    # Tags that were read from a file of predictions are lists.
-    predictions = [tuple(tags) if isinstance(tags, list) else tags for tags in predictions]
+    # Tags and sets of labels that were read from a file of predictions are lists.
+    predictions = [tuple(one) if isinstance(one, list) else one for one in predictions]
     for name in filter(is_import_path, task.metrics):
         labels = [getattr(example, _LABELS[type(example)]) for example in examples]
         if examples and isinstance(examples[0], Question):
@@ -151,6 +153,8 @@ def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
     if task.kind in ("classification", "regression", "referent"):
         zero = {"matthews", "pearson", "spearman"} if len(set(labels)) < 2 else set()
         zero |= {"f1"} if 1 not in labels else set()
+    elif task.kind == "multilabel":
+        zero = set() if any(labels) else {"micro_f1", "macro_f1"}
     elif task.kind == "tagging":
         zero = (
             set()
@@ -177,6 +181,21 @@ def of_labels(task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -
     for name in set(task.metrics) & set(_GROUPED):
         values[name] = _GROUPED[name]([example.group for example in examples], labels, predictions)
     return values
+
+
+def of_label_sets(task: Task, examples: Sequence[Any], predictions: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return {metric: value} of predicted sets of labels: F1 of all labels together, mean F1 of labels, exact match.
+
+    The F1 of a label that is neither labelled nor predicted is 0. Exact match is the fraction of examples of which all
+    labels are right.
+    """
+    labels = [example.label for example in examples]
+    each = classes.scores_of_sets(labels, predictions, len(task.labels))
+    return {
+        "micro_f1": classes.micro_f1(labels, predictions),
+        "macro_f1": float(np.mean([of_label["f1"] for of_label in each])),
+        "exact_match": float(np.mean([{*one} == {*other} for one, other in zip(labels, predictions, strict=True)])),
+    }
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
@@ -253,7 +272,18 @@ def rate_class(task: Task, example: Texts | Referent, prediction: int) -> float:
     return float(prediction == example.label)
 
 
-def rate_number(task: Task, example: Texts, prediction: float) -> float:
+def rate_label_set(task: Task, example: Any, prediction: Sequence[int]) -> float:
+    """Return the F1 of the labels of an example, 1 if it has no label and none is predicted.
+
+    Micro F1 cannot be used here, because it is not a mean over examples.
+    """
+    del task
+    if not example.label and not prediction:
+        return 1.0
+    return classes.micro_f1([example.label], [prediction])
+
+
+def rate_number(task: Task, example: Any, prediction: float) -> float:
     """Return minus the squared error of a predicted number."""
     del task
     return -((example.label - prediction) ** 2)

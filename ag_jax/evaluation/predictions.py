@@ -19,13 +19,13 @@ from ag_jax.data.tasks.task import Choices, Examples, Question, Referent, Tagged
 from ag_jax.evaluation import answers
 from ag_jax.evaluation.answers import Candidates
 
-TaskPrediction = int | float | str | tuple[str, ...]
+TaskPrediction = int | float | str | tuple[str, ...] | tuple[int, ...]
 Scores = np.ndarray | Candidates
 Logits = Sequence[np.ndarray]  # for each row of the features, in order; axes may be padded beyond the row
 
 
 def class_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the class logits of each example, as arrays (classes,)."""
+    """Return the logits of each example's classes or labels, as arrays (classes,)."""
     del task, examples, features
     return [np.asarray(of_row, np.float64) for of_row in logits]
 
@@ -95,6 +95,12 @@ def best_index(task: Task, example: Texts | Choices, scores: np.ndarray) -> int:
     return int(np.argmax(scores))
 
 
+def label_set(task: Task, example: Texts, scores: np.ndarray) -> tuple[int, ...]:
+    """Return the ascending indices of the labels whose probability, the sigmoid of the score, is above one half."""
+    del task, example
+    return tuple(np.flatnonzero(scores > 0).tolist())
+
+
 def is_first(task: Task, example: Referent, scores: np.ndarray) -> int:
     """Return 1 if no phrase of the example scores higher than the first (the pronoun's referent, then), else 0."""
     del task, example
@@ -129,6 +135,16 @@ def log_mean_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
     shifted = stacked - stacked.max(axis=-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return np.log(np.maximum(np.exp(logs).mean(0), np.finfo(np.float64).tiny))
+
+
+def logits_of_mean_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
+    """Return, for each label of a multi-label task, the logit of the mean of the models' probabilities.
+
+    of_models: the logits of each model.
+    """
+    stacked = np.stack([np.asarray(of_model, np.float64) for of_model in of_models])
+    yes, no = (np.logaddexp.reduce(-np.logaddexp(0, sign * stacked), axis=0) for sign in (-1, 1))
+    return yes - no
 
 
 def mean_of_numbers(of_models: Sequence[np.ndarray]) -> np.ndarray:

@@ -27,7 +27,7 @@ from ag_jax.pretraining import build
 from ag_jax.settings import schema
 
 EXAMPLES = 32  # development examples over which the change of attention is averaged
-OF_TEXTS = ("classification", "regression")  # kinds whose examples may be a single text
+OF_TEXTS = ("classification", "multilabel", "regression")  # kinds whose examples may be a single text
 OWN_LABEL = "The text has no label, so the attack raises the loss of the model's own prediction."
 
 
@@ -87,9 +87,12 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
         fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
         batch = {name: field[None] for name, field in fields.items()}
         outputs = np.asarray(predict(tuned.params, batch))
-        is_class = tuned.head.kind == "classification"
-        label = outputs.argmax(-1).astype(np.int32) if is_class else outputs.astype(np.float32)
-        return batch | {"labels": label, "weights": np.ones(1, np.float32)}
+        field, label = "labels", outputs.astype(np.float32)
+        if tuned.head.kind == "classification":
+            label = outputs.argmax(-1).astype(np.int32)
+        elif tuned.head.kind == "multilabel":
+            field, label = "label_set", (outputs > 0).astype(np.float32)
+        return batch | {field: label, "weights": np.ones(1, np.float32)}
 
     return AttackSetup(attacked, config.method, OWN_LABEL if config.method == "freelb" else "", make_batch)
 

@@ -29,7 +29,7 @@ def analysis(task: Task, examples: Sequence[Any], rows: Sequence[Row]) -> dict[s
 
     confusion: {`labels`: names, `counts`: matrix with a row for each label and a column for each prediction}, of
         classes, of plain tags, or of the types of entities that the tags of words have.
-    classes: {name: {`precision`, `recall`, `f1`, `count`}} of classes, types of entities or plain tags.
+    classes: {name: {`precision`, `recall`, `f1`, `count`}} of classes, labels, types of entities or plain tags.
     counted: `entities` or `words`, what `count` counts for tagged sentences.
     errors: {`root_mean_squared`, `of_the_mean`}, of numbers: the error of the predictions, and that of always
         predicting the mean of the labels.
@@ -44,6 +44,10 @@ def analysis(task: Task, examples: Sequence[Any], rows: Sequence[Row]) -> dict[s
         )
         found["confusion"], counts_CC = _confusion(names, pairs)
         found["classes"] = dict(zip(names, classes.scores(counts_CC), strict=True))
+    elif task.kind == "multilabel":
+        labels_of_examples = [example.label for example in examples]
+        of_labels = classes.scores_of_sets(labels_of_examples, predicted, len(task.labels))
+        found["classes"] = dict(zip(task.labels, of_labels, strict=True))
     elif task.kind == "tagging":
         gold = [example.tags for example in examples]
         sides = [[_name(tag, task) for tags in side for tag in tags] for side in (gold, predicted)]
@@ -87,7 +91,8 @@ def _mistakes(
     A mistake has `id`, `texts`, `label`, `prediction`, and the `probability` of the prediction, None if there is none.
 
     How wrong it is: of classes, choices and tags the loss, -log(probability of the label); of numbers the absolute
-    error; of answers 1 - F1, and then the probability. A tagged sentence counts once, with its worst word.
+    error; of answers 1 - F1, and then the probability. A tagged sentence counts once, with its worst word. The
+    probability of a set of labels is the product of those of all labels, given or not.
     """
     for example, row in zip(examples, rows, strict=True):
         found = _mistake(task, example, row["prediction"], kinds.from_plain(task, row["scores"]))
@@ -107,6 +112,8 @@ def _mistake(task: Task, example: Any, prediction: Any, scores: Any) -> Mistake 
     """Return (how wrong it is, texts, label, prediction, probability) of a prediction; None if it is right."""
     if prediction == getattr(example, "label", None):
         return None
+    if task.kind == "multilabel":
+        return _wrong_set(task, example, prediction, scores)
     if task.kind == "regression":
         return (abs(example.label - prediction),), texts_of(example), example.label, round(prediction, 4), None
     if isinstance(example, Question):
@@ -125,6 +132,19 @@ def _mistake(task: Task, example: Any, prediction: Any, scores: Any) -> Mistake 
         log_C = np.array([np.logaddexp.reduce(log_C[1:]), log_C[0]])
     names = (task.labels[example.label], task.labels[prediction])
     return (-float(log_C[example.label]),), texts_of(example), *names, np.exp(log_C[prediction])
+
+
+def _wrong_set(task: Task, example: Texts, prediction: Sequence[int], scores: np.ndarray) -> Mistake | None:
+    label: Any = example.label
+    if {*prediction} == {*label}:
+        return None
+
+    def log_probability(labels: Sequence[int]) -> float:
+        signs = np.where(np.isin(np.arange(len(scores)), labels), -1, 1)
+        return -float(np.logaddexp(0, signs * scores).sum())
+
+    names = task.names_of(label), task.names_of(prediction)
+    return (-log_probability(label),), texts_of(example), *names, np.exp(log_probability(prediction))
 
 
 def _log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -208,7 +228,7 @@ def section(name: str, kind: str, metric: str, found: Mapping[str, Any], several
         blocks += _confusion_blocks(confusion, "words" if kind == "tagging" else "examples")
     if by_class := found.get("classes"):
         what = found.get("counted", "examples").capitalize()
-        name_of = {"Entities": "Type", "Words": "Tag"}.get(what, "Class")
+        name_of = {"Entities": "Type", "Words": "Tag"}.get(what, "Label" if kind == "multilabel" else "Class")
         rows = [
             [verbatim(label), *(percent(of[key]) for key in ("precision", "recall", "f1")), f"{of['count']:,}"]
             for label, of in by_class.items()
@@ -240,6 +260,8 @@ def _most_wrong_blocks(kind: str, mistakes: Sequence[Mapping[str, Any]]) -> list
     rule = "the lowest probability of the label"
     if kind == "regression":
         rule = "the largest error"
+    elif kind == "multilabel":
+        rule = "the lowest probability of exactly the given labels"
     elif kind.startswith("span"):
         rule = "the lowest F1, and of these the highest probability"
     rows = [

@@ -69,6 +69,15 @@ KINDS = {
         measure=metrics.of_labels,
         rate=metrics.rate_class,
     ),
+    "multilabel": TaskKind(
+        encode=encoding.encode_label_sets,
+        loss=supervised.LABEL_SET_LOSS,
+        scores=predictions.class_scores,
+        decide=predictions.label_set,
+        average=predictions.logits_of_mean_probabilities,
+        measure=metrics.of_label_sets,
+        rate=metrics.rate_label_set,
+    ),
     "regression": TaskKind(
         encode=encoding.encode_numbers,
         loss=supervised.NUMBER_LOSS,
@@ -130,16 +139,19 @@ def encode(
 
 
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return the scores of each example's classes, choices, tags or answers; in regression, each predicted number.
+    """Return the scores of each example's classes, labels, choices, tags or answers; in regression, each number.
 
-    logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking, referent), a
-        scalar (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
+    logits: the logits of each row of the features, in their order: `C` (classification, multilabel, choice, ranking,
+        referent), a scalar (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
     """
     return KINDS[task.kind].scores(task, examples, features, logits)
 
 
 def decide(task: Task, example: Example, scores: Scores) -> TaskPrediction:
-    """Return an example's prediction, decided from its scores: index of a class or choice, number, tags or text."""
+    """Return an example's prediction, decided from its scores.
+
+    It is the index of a class or choice, the indices of labels, a number, tags or a text.
+    """
     return KINDS[task.kind].decide(task, example, scores)
 
 

@@ -82,8 +82,10 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
     return Predicted(values, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _class_name(task: Task, prediction: Any) -> dict[str, str]:
-    """Return {"class": name of the predicted class}; an empty dict for tasks that do not predict a class."""
+def _class_name(task: Task, prediction: Any) -> dict[str, str | list[str]]:
+    """Return {"class": name of the predicted class}, {"classes": names of predicted labels}, or {} for other tasks."""
+    if task.kind == "multilabel":
+        return {"classes": [task.labels[label] for label in prediction]}
     is_class = task.labels and isinstance(prediction, int)
     return {"class": task.labels[prediction]} if is_class else {}
 

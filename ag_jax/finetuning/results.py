@@ -237,12 +237,13 @@ def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
         return []
     constants: list[str] = []  # of each such model, what it predicted
     for rows in predicted.rows:
-        distinct = (
-            {tag for row in rows for tag in row["prediction"]} if task.kind == "tagging" else {*_predictions(rows)}
-        )
-        if len(distinct) == 1:
-            (only,) = distinct
-            constants.append(only if task.kind == "tagging" else task.labels[only])
+        if task.kind == "tagging":
+            distinct = {tag for row in rows for tag in row["prediction"]}
+        elif task.kind == "multilabel":
+            distinct = {task.names_of(prediction) for prediction in _predictions(rows)}
+        else:
+            distinct = {task.labels[prediction] for prediction in _predictions(rows)}
+        constants += distinct if len(distinct) == 1 else ()
     what = f"{len(constants)} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
     every = "word" if task.kind == "tagging" else "example"
     values = " or ".join(map(repr, sorted({*constants})))

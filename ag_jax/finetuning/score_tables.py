@@ -167,8 +167,8 @@ def differences(numbers: Mapping[str, Any]) -> Section:
         "A test over seeds needs two or more, and differences that are not all the same.",
         DIFFERENCE_EXPLAINED if DIFFERENCE_HEADER[-1] in table.header else "",
         "Over examples the score of each is its mean over seeds: right or not, minus the squared error of a number, F1 "
-        "of an answer, and of a tagged sentence, whose entities' F1 is no mean over sentences, the part of its words "
-        "that are right."
+        "of an answer or of the labels of an example, and of a tagged sentence, whose entities' F1 is no mean over "
+        "sentences, the part of its words that are right."
         if OVER_EXAMPLES in table.header
         else "",
     ]

@@ -16,6 +16,7 @@ from ag_jax.interop import finetuned
 
 CALLS = {
     "classification": "predict([{}])",
+    "multilabel": "predict([{}])",
     "regression": "predict([{}])",
     "choice": "choose({}, [{}])",
     "tagging": "tag({})",

@@ -177,6 +177,9 @@ def finetuned_text(
     if head.kind == "classification":
         example = ["", 'logits = model(**tokenizer("A text.", return_tensors="pt")).logits']
         example += ["print(model.config.id2label[logits.argmax(-1).item()])"]
+    elif head.kind == "multilabel":
+        example = ["", 'logits = model(**tokenizer("A text.", return_tensors="pt")).logits[0]']
+        example += ["print([model.config.id2label[index] for index, logit in enumerate(logits) if logit > 0])"]
     lines += _usage(architecture, stated, place, example)
     if head.kind == "regression":
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]

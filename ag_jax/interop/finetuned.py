@@ -48,14 +48,14 @@ class Head:
 
     task: name of the task, empty if it is not one of this project's.
     kind: see `TaskModel`.
-    labels: names of the classes or tags.
+    labels: names of the classes, labels or tags.
     low, high: the values that outputs 0 and 1 stand for in a regression.
     style: the model family whose activation, dropout and LayerNorm the head has, see `TaskModel`.
     max_length: tokens of a sequence in training; for an imported model, its number of positions.
     answerable: every question has an answer, so a span is always chosen.
     dropout: dropout rate of the head in training; None takes that of the encoder.
-    texts: 2 if every example of classification or regression that the model was trained on is a pair of texts, 1 if
-        none is; None otherwise, also where it is not known, in imported models.
+    texts: 2 if every example of a task of texts that the model was trained on is a pair of texts, 1 if none is; None
+        otherwise, also where it is not known, in imported models.
     pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens.
     label_type: the type of the labels in the training data.
     """

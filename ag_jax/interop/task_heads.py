@@ -39,6 +39,7 @@ class ExportedHead:
 _SEQUENCE, _CHOICE = "ForSequenceClassification", "ForMultipleChoice"
 HEADS = {
     "classification": ExportedHead(_SEQUENCE, has_labels=True, problem_type="single_label_classification"),
+    "multilabel": ExportedHead(_SEQUENCE, has_labels=True, problem_type="multi_label_classification"),
     "regression": ExportedHead(_SEQUENCE, has_labels=True, problem_type="regression"),
     "choice": ExportedHead(_CHOICE, column=1),
     "ranking": ExportedHead(_CHOICE, column=1),  # a pairwise ranking is a choice between two
@@ -147,7 +148,8 @@ def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSetti
     """Return the settings of an imported model's task head.
 
     family: the model family, which decides the head's style.
-    kind: the kind of the model's class, which becomes `regression` for a classification with one label.
+    kind: the kind of the model's class. A classification becomes `multilabel` if `problem_type` says so, and otherwise
+        `regression` if it has one label.
     values: the content of config.json, which has the labels.
     stated: pooling and dropout rate that config.json states.
     Raises ValueError for options that are not supported.
@@ -158,18 +160,18 @@ def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSetti
         # Heads of a single layer, and those of ModernBERT, do not read these keys.
         if not HEADS[kind].layer and family is not MODERNBERT and values.get(key, supported) != supported
     ]
-    if values.get("problem_type") == "multi_label_classification":
-        problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")
-    labels = _labels(values)
-    # transformers has one class for both, and takes a single label for a number.
-    if kind == "classification" and (values.get("problem_type") == "regression" or len(labels) == 1):
+    labels, problem_type = _labels(values), values.get("problem_type")
+    # transformers has one class for all three, and takes a single label without a problem_type for a number.
+    if kind == "classification" and problem_type == HEADS["multilabel"].problem_type:
+        kind = "multilabel"
+    elif kind == "classification" and (problem_type == "regression" or len(labels) == 1):
         kind = "regression"
     if problems:
         raise ValueError(
             "config.json has options of a task head that ag-jax does not support; choose a model without them:\n"
             + "\n".join(f"  {problem}" for problem in problems)
         )
-    head_labels = labels if kind in ("classification", "tagging") else ()
+    head_labels = labels if kind in ("classification", "multilabel", "tagging") else ()
     style = "modernbert" if family is MODERNBERT else family.root
     return Head("", kind, head_labels, style, max_length=max_length, dropout=stated.dropout, pooling=stated.pooling)
 

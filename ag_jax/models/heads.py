@@ -268,6 +268,7 @@ def _phrase_head(config: EncoderConfig, classes: int, style: str) -> PhraseHead:
 
 HEADS = {
     "classification": HeadKind(_text_head, _classes),
+    "multilabel": HeadKind(_text_head, _classes),
     "regression": HeadKind(_score_head, _numbers),
     "choice": HeadKind(_score_head, _candidates, has_candidates=True),
     "ranking": HeadKind(_score_head, _candidates, has_candidates=True),
@@ -312,7 +313,7 @@ class TaskModel(nn.Module):
     The encoder has the same name and parameters as in `PretrainingModel`.
 
     kind: one of `KINDS`.
-    classes: number of classes of `classification` and `tagging`; other kinds ignore it.
+    classes: number of classes of `classification` and `tagging`, or of labels of `multilabel`; other kinds ignore it.
     style: key of `STYLES`.
     head_dropout: dropout rate of the head, if it has dropout; None takes that of the encoder.
     pooling: what a head for texts reads, one of `POOLINGS`.
@@ -337,8 +338,8 @@ class TaskModel(nn.Module):
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the task's logits, float32, in a shape that depends on the kind of task.
 
-        `BC` for classes and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans, `BL3` with
-        the classes of `AnswerHead`.
+        `BC` for classes, labels and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans,
+        `BL3` with the classes of `AnswerHead`.
 
         The encoder and its ports see each candidate of `BCL` as a row. The logit is `NEVER` where `choice_weights` or
         `span_weights` of the batch are 0, because these must not be chosen.

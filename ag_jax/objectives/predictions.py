@@ -16,7 +16,10 @@ class Categorical:
 
 @flax.struct.dataclass
 class YesNo:
-    """Predicted answers to yes-or-no questions, stored as one logit of `yes` for each question."""
+    """Predicted answers to yes-or-no questions, stored as one logit of `yes` for each question.
+
+    They are compared as distributions over yes and no. Each label of a multi-label task is such a question.
+    """
 
     logits: Array
 
@@ -85,7 +88,7 @@ class PredictionWeights:
     depend on the batch alone.
 
     elements: the weights of the task's loss, in the shape of the prediction without its last axis (of classes, the
-        vocabulary or the width).
+        vocabulary or the width); of yes-or-no questions in the shape of their logits.
     rows_B: 1 for an example, 0 for a row that only fills the batch up. None but for tags, of which released code
         compares all positions of a row.
     """

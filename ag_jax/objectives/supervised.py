@@ -1,6 +1,6 @@
 """The objective of fine-tuning on the labels of a task.
 
-Shape letters: B batch, C candidates of an example, L length.
+Shape letters: B batch, C candidates of an example, K labels of a task, L length.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
+from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values, YesNo
 
 TASK = PrimaryMetric("task_loss", "task", "task loss", "of an example or a tag", margin=0.0)
 
@@ -31,6 +31,18 @@ def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[A
     best_B1 = jnp.argmax(logits_BC, axis=-1)[:, None]
     right_B = (jnp.take_along_axis(labels_BC, best_B1, axis=-1)[:, 0] > 0).astype(jnp.float32)
     return (losses_B * weights_B).sum(), (right_B * weights_B).sum()
+
+
+def label_set_loss(logits_BK: Array, labels_BK: Array, weights_B: Array) -> tuple[Array, Array]:
+    """Return the weighted sum of multi-label losses, and the total weight of examples of which all labels are right.
+
+    The loss of an example is the mean over the labels of -log P(label), with P(k) = sigmoid(logit k) if the example has
+    label k, and 1 - sigmoid(logit k) otherwise. A label is predicted if its logit is above 0.
+    """
+    has_label_BK = labels_BK > 0
+    losses_BK = jax.nn.softplus(jnp.where(has_label_BK, -logits_BK, logits_BK))
+    right_B = ((logits_BK > 0) == has_label_BK).all(-1).astype(jnp.float32)
+    return (losses_BK.mean(-1) * weights_B).sum(), (right_B * weights_B).sum()
 
 
 def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
@@ -109,6 +121,11 @@ def _label_prediction_weights(batch: Batch, weights: Array) -> PredictionWeights
     return PredictionWeights(weights)
 
 
+def _label_set_prediction_weights(batch: Batch, weights_B: Array) -> PredictionWeights:
+    labels_BK = batch["label_set"]
+    return PredictionWeights(jnp.broadcast_to(weights_B[:, None] / labels_BK.shape[1], labels_BK.shape))
+
+
 def _tag_prediction_weights(batch: Batch, weights_BL: Array) -> PredictionWeights:
     return PredictionWeights(weights_BL, batch["weights"])
 
@@ -125,6 +142,10 @@ def _span_or_none_prediction_weights(batch: Batch, weights_B: Array) -> Predicti
 
 def _label_total(prediction: Categorical, batch: Batch, weights: Array) -> tuple[Array, Array]:
     return cross_entropy(prediction.logits, batch["labels"], weights)
+
+
+def _label_set_total(prediction: YesNo, batch: Batch, weights_B: Array) -> tuple[Array, Array]:
+    return label_set_loss(prediction.logits, batch["label_set"], weights_B)
 
 
 def _number_total(prediction: Values, batch: Batch, weights_B: Array) -> tuple[Array, None]:
@@ -148,6 +169,7 @@ def _over_positions(logits_BLC: Array) -> Categorical:
 
 
 CLASS_LOSS = TaskLoss(Categorical, _label_total, _example_weights, _label_prediction_weights)
+LABEL_SET_LOSS = TaskLoss(YesNo, _label_set_total, _example_weights, _label_set_prediction_weights)
 NUMBER_LOSS = TaskLoss(Values, _number_total, _example_weights, _label_prediction_weights)
 CHOICE_LOSS = TaskLoss(Categorical, _choice_total, _example_weights, _label_prediction_weights)
 TAG_LOSS = TaskLoss(Categorical, _label_total, _tag_weights, _tag_prediction_weights)
@@ -160,7 +182,8 @@ class Supervised(Objective):
     """The loss of a task's labels, averaged over the examples of the batch; for tagging, over the tags of the batch.
 
     One term, `task`: cross entropy of classes, tags, candidates or both ends of a span, with that of the classifier of
-    answerability added if there is one; squared error of numbers.
+    answerability added if there is one; the mean binary cross entropy of the labels of a multi-label task; squared
+    error of numbers.
     Examples with `weights` 0 fill a batch up and count for nothing; nor does a window of which the answer may not be
     chosen.
 
@@ -185,7 +208,8 @@ class Supervised(Objective):
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {"task": weights}: how much each label counts in the comparison of a clean and an attacked pass.
 
-        There is a weight for each example, each tag, or each start and end of an answer, as in the loss.
+        There is a weight for each example, each label of a multi-label task, each tag, or each start and end of an
+        answer, as in the loss.
         """
         return {"task": self.task_loss.prediction_weights(batch, self.task_loss.weights(batch))}
 

@@ -3,6 +3,8 @@
 Devlin et al. 2019 (fine-tuning of a pre-trained encoder); Mosbach et al. 2021 (settings for small data sets).
 
     ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,train=a.csv,text=review,label=stars --workdir=DIR
+    ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,kind=multilabel,train=a.csv,text=comment,\
+label=toxic,obscene,threat --workdir=DIR
     ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,kind=tagging,train=a.jsonl,validation=b.jsonl \
 --workdir=DIR
     ag-jax compare --config=finetune/own:checkpoint=CHECKPOINT,train=a.csv,text=review,label=stars,seeds=3 \
@@ -36,7 +38,7 @@ PROTOCOLS = {"moderate": finetuning.moderate, **finetuning.PROTOCOLS}
 def get_config(
     *,
     checkpoint: str,
-    kind: OneOf("classification", "regression", "choice", "tagging", "span") = "classification",
+    kind: OneOf("classification", "multilabel", "regression", "choice", "tagging", "span") = "classification",
     train: str | None = None,
     validation: str | None = None,
     test: str | None = None,
@@ -62,18 +64,20 @@ def get_config(
     """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
-    kind: what is predicted for each example: a class, a number, the right one of several candidates, a tag for each
-        word, or the part of a context that answers a question (span).
+    kind: what is predicted for each example: a class, any number of labels (multilabel), a number, the right one of
+        several candidates, a tag for each word, or the part of a context that answers a question (span).
     train: file with the training examples; without it, `task` names a task of the catalogue.
     validation: file with the validation examples; without it, some training examples are held out.
     test: file with examples that are only predicted, and scored if all have labels.
     text: column with the text, of spans with the context, of tagging with the list of words; without it `text`,
         `context` or `words`.
     second: column with the second text of a pair, or with the question; spans have `question` without it.
-    label: column with what is to be predicted; without it `label`, of spans `answers`, of tagging `tags`.
+    label: column with what is to be predicted; without it `label`, of spans `answers`, of tagging `tags`. Of multilabel
+        also several columns with 0 and 1, comma-separated, each named like a label.
     choices: columns with the candidates of a choice, comma-separated, or one column with lists of texts.
     id: column with a different id for each example.
-    labels: comma-separated names of the classes, or entity types; without them they are read from the training file.
+    labels: comma-separated names of the classes or labels, or entity types; without them they are read from the
+        training file.
     scheme: how tags mark entities, or `plain` for tags that mark none, such as parts of speech; `auto` recognises it.
     held_out: about one in so many training examples is held out, if there is no validation file.
     separator: what separates the columns of a table; `auto` is a comma in .csv, and in .tsv a tab without quotes.
@@ -117,6 +121,8 @@ def get_config(
     )
     if kind == "span" and train and protocol == "moderate" and scale != "small":
         config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
+    if kind == "multilabel":
+        config.tasks[task].patience = None  # with rare labels, micro F1 may be 0 in the first epochs
     if arm == "longer":
         finetuning.longer(config)
     elif arm != "plain":

@@ -1,12 +1,15 @@
 """Metrics against a second formulation in numpy, and the dispatch from tasks to them."""
 
+import functools
+
 import numpy as np
 import pytest
 import scipy.stats
+import sklearn.metrics
 
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Task, Texts
-from ag_jax.evaluation import metrics
+from ag_jax.evaluation import classes, metrics
 from ag_jax.evaluation.answers import Candidates
 from ag_jax.finetuning import kinds
 
@@ -28,6 +31,34 @@ def test_classification_by_counting():
     three, guesses = RNG.integers(0, 3, 47), RNG.integers(0, 3, 47)
     each = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn, _ in (counts(three, guesses, label) for label in range(3))]
     assert metrics.macro_f1(three, guesses) == pytest.approx(np.mean(each))
+
+
+def test_label_sets_by_scikit_learn():
+    """Of six labels one is neither given nor predicted, and some examples have none."""
+    true, found = (np.pad(RNG.random((41, 5)) < rate, ((0, 0), (0, 1))) for rate in (0.3, 0.4))
+    labels, predictions = ([tuple(np.flatnonzero(row).tolist()) for row in of] for of in (true, found))
+    assert () in labels
+    measured = metrics.of_label_sets(task := topics("abcdef"), texts(labels), predictions)
+    f1 = functools.partial(sklearn.metrics.f1_score, true, found, zero_division=0)
+    assert measured == pytest.approx(
+        {
+            "micro_f1": f1(average="micro"),
+            "macro_f1": f1(average="macro"),
+            "exact_match": sklearn.metrics.accuracy_score(true, found),
+        }
+    )
+    expected = sklearn.metrics.f1_score(true, found, average="samples", zero_division=1)
+    rated = [metrics.rate_label_set(task, *pair) for pair in zip(texts(labels), predictions, strict=True)]
+    assert np.mean(rated) == pytest.approx(expected)
+    each = sklearn.metrics.precision_recall_fscore_support(true, found, zero_division=0)
+    of_labels = classes.scores_of_sets(labels, predictions, 6)
+    np.testing.assert_allclose([[*one.values()] for one in of_labels], np.transpose(each))
+    silent = metrics.of_label_sets(task, texts([()]), [()])
+    assert silent == {"micro_f1": 0, "macro_f1": 0, "exact_match": 1}
+
+
+def topics(labels):
+    return Task("topics", "multilabel", "", SETS[0], SETS, (), labels=tuple(labels))
 
 
 def test_correlations_by_formula_and_scipy():
@@ -55,10 +86,12 @@ def question(*answers):
 
 TAGS, SPANS = ("entity_f1", "precision", "recall", "token_f1"), ("f1", "has_answer_f1", "no_answer_accuracy")
 BOTH, CLASSES = ("pearson", "spearman"), ("accuracy", "macro_f1", "matthews", "f1")
+SETS = ("micro_f1", "macro_f1", "exact_match")
 UNDEFINED = [  # kind, metrics, examples, and the metrics that are 0 whatever is predicted
     ("regression", BOTH, texts([2.5, 2.5]), [*BOTH]), ("regression", BOTH, texts([2.5, 2.6]), []),
     ("classification", CLASSES, texts([0, 0]), ["matthews", "f1"]),
     ("classification", CLASSES, texts([1, 1]), ["matthews"]),
+    ("multilabel", SETS, texts([(), ()]), ["micro_f1", "macro_f1"]), ("multilabel", SETS, texts([(), (1,)]), []),
     ("tagging", TAGS, [TaggedSentence("1", ("a", "b"), ("O", "O"))], [*TAGS]),
     ("tagging", TAGS, [TaggedSentence("1", ("a", "b"), ("O", "B-X"))], []),
     ("span", SPANS, [question(), question()], ["has_answer_f1"]), ("span", SPANS, [question("a"), question()], []),

@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Texts
+from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation.predictions import to_plain
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.kinds import average, decide, encode, from_plain, predict, scores
@@ -36,7 +37,9 @@ CASES = {
         Question("1", "who?", CONTEXT, (("Bo in", 9),))], ["Cleo", "Bo in"]),
     "squad2": ([Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],
         ["the dog", ""]),
+    "topics": ([Texts("0", "Anna met Bo", None, (0, 2)), Texts("1", "Anna", None, ())], [(0, 2), ()]),
 }  # fmt: skip
+TOPICS = Task("topics", "multilabel", "", "micro_f1", ("micro_f1", "exact_match"), (), labels=("a", "b", "c"))
 
 
 def logits_of(batch, kind, classes, score=5.0):
@@ -44,6 +47,8 @@ def logits_of(batch, kind, classes, score=5.0):
     rng = np.random.default_rng(0)
     if kind in ("classification", "tagging"):
         return score * np.eye(classes)[batch["labels"]]
+    if kind == "multilabel":
+        return score * (batch["label_set"] - 0.5)
     if kind == "regression":
         return batch["labels"]
     if kind == "choice":
@@ -70,7 +75,7 @@ def encoded(tokenizer):
     """A function from the name of a task to the task, its examples and their features."""
 
     def made(name, length=64):
-        task, examples = TASKS[name], Examples(tuple(CASES[name][0]), "a test")
+        task, examples = TASKS.get(name, TOPICS), Examples(tuple(CASES[name][0]), "a test")
         return task, examples, encode(task, examples, tokenizer, length, 1, stride=16)
 
     return made
@@ -138,6 +143,8 @@ def test_an_ensemble_averages_probabilities(encoded, name):
         found = average(task, kept)
         if task.kind == "regression":
             assert found == pytest.approx(np.mean(both), abs=1e-5)
+        elif task.kind == "multilabel":
+            assert expit(found) == pytest.approx((expit(both[0]) + expit(both[1])) / 2, abs=1e-5)
         elif task.kind == "span":
             shares = [of.probabilities() for of in both]
             texts = shares[0].keys() | shares[1].keys()
@@ -150,3 +157,6 @@ def test_an_ensemble_averages_probabilities(encoded, name):
     for other in (unsure, sure) if name == "mnli" else ():  # an ensemble survives certainty
         found = average(task, [sure, other])
         assert np.isfinite(found).all() and np.argmax(found) == 0
+    if name == "topics":  # as of labels
+        shares = (1 + 0.5) / 2, expit(0.2) / 2
+        assert expit(average(task, [sure, unsure])[[0, 2]]) == pytest.approx(shares)

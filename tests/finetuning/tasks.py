@@ -14,6 +14,12 @@ TOKENIZER = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=8
 CLASSES = {"kind": "classification", "metric": "accuracy", "metrics": ("accuracy", "f1"), "labels": ("bad", "good")}
 KINDS = {
     "classification": CLASSES,
+    "multilabel": {
+        "kind": "multilabel",
+        "metric": "micro_f1",
+        "metrics": ("micro_f1", "macro_f1", "exact_match"),
+        "labels": ("other", "good", "positive"),
+    },
     "regression": {"kind": "regression", "metric": "pearson", "metrics": ("pearson",), "span": (0.0, 5.0)},
     "ranking": {"kind": "ranking", "metric": "accuracy", "metrics": ("accuracy",)},
     "choice": {"kind": "choice", "metric": "accuracy", "metrics": ("accuracy",)},
@@ -48,8 +54,8 @@ def example(kind, number, rng, labelled=True):
     good = bool(number % 2)
     words = text(rng, good, most=3)
     joined, name = " ".join(words), str(number)
-    if kind in ("classification", "regression"):
-        label = int(good) if kind == "classification" else 5.0 * good
+    if kind in ("classification", "multilabel", "regression"):
+        label = {"classification": int(good), "multilabel": (1, 2) if good else (), "regression": 5.0 * good}[kind]
         return Texts(name, joined, None, label if labelled else None)
     if kind in ("ranking", "choice"):
         right = number % 2

@@ -201,7 +201,9 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     np.testing.assert_allclose(under.weights_NHQK, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "labels"), [("classification", HEAD.labels), ("regression", ())])
+@pytest.mark.parametrize(
+    ("kind", "labels"), [("classification", HEAD.labels), ("multilabel", ("a", "b", "c")), ("regression", ())]
+)
 def test_a_text_is_attacked_with_the_models_own_prediction_as_its_label(kind, labels):
     head = dataclasses.replace(HEAD, kind=kind, labels=labels)
     model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1, layers=1))
@@ -211,9 +213,10 @@ def test_a_text_is_attacked_with_the_models_own_prediction_as_its_label(kind, la
     batch = setup.make_batch(np.array([0, 7, 8, 6, 2], np.int32))
     fields = {name: batch[name] for name in ("tokens", "segment_ids", "token_type_ids")}
     prediction = np.asarray(tiny.apply(model, params, fields))
-    expected = prediction.argmax(-1) if labels else prediction
-    np.testing.assert_allclose(batch["labels"], expected, rtol=1e-5)
-    assert batch["labels"].shape == batch["weights"].shape == (1,) and setup.method == "freelb"
+    field = "label_set" if kind == "multilabel" else "labels"
+    expected = {"classification": prediction.argmax(-1), "multilabel": prediction > 0, "regression": prediction}[kind]
+    np.testing.assert_allclose(batch[field], expected, rtol=1e-5)
+    assert len(batch[field]) == len(batch["weights"]) == 1 and setup.method == "freelb"
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert repr(tuned) == f"FineTuned(config=<1 layers of 3 heads, width 12>, params=<{size:,} numbers>)"
 

@@ -1,6 +1,7 @@
 """Error analyses and trivial scores against loops over the examples, and what reports of every kind of task show."""
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +27,7 @@ def rows(task, examples, temperature=2.0):
             return {"none": 0.0, "answers": [list(pair) for pair in zip(words, drawn, strict=True)]}
         sizes = {"choice": "pairs", "ranking": "pairs", "referent": "phrases", "tagging": "words"}
         shape = [len(getattr(example, sizes[task.kind]))] if task.kind in sizes else []
-        if task.kind in ("classification", "tagging"):
+        if task.kind in ("classification", "multilabel", "tagging"):
             shape.append(len(task.labels))
         return (temperature * RNG.normal(size=shape)).tolist()
 
@@ -104,6 +105,22 @@ def test_errors_of_tagged_words():
     assert found["classes"] == {"X": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "count": 2}}
 
 
+def test_errors_of_sets_of_labels():
+    task, examples = tasks.task("multilabel"), tasks.examples("multilabel", 40, 0)
+    found = error_analysis.analysis(task, examples, stored := rows(task, examples))
+    losses = {}
+    for example, row in zip(examples, stored, strict=True):
+        yes = 1 / (1 + np.exp(-np.array(row["scores"])))
+        given, guessed = (np.isin(range(3), one) for one in (example.label, row["prediction"]))
+        if (given != guessed).any():
+            losses[example.id] = np.prod(np.where(given, yes, 1 - yes)), np.prod(np.where(guessed, yes, 1 - yes))
+    worst = found["most_wrong"]
+    assert found["wrong"] == len(losses) and [one["id"] for one in worst] == sorted(losses, key=losses.get)[:10]
+    assert [one["probability"] for one in worst] == pytest.approx([losses[one["id"]][1] for one in worst], abs=1e-4)
+    assert worst[0]["label"] == (", ".join(task.labels[of] for of in examples[int(worst[0]["id"])].label) or "no label")
+    assert [of["count"] for of in found["classes"].values()] == [0, 20, 20]
+
+
 def test_errors_of_numbers_and_of_choices():
     task, examples = tasks.task("regression"), tasks.examples("regression", 15, 0)
     found = error_analysis.analysis(task, examples, stored := rows(task, examples))
@@ -132,6 +149,14 @@ def test_trivial_scores():
         "prediction": "good",
         "metrics": {"f1": pytest.approx(1 / 3), "accuracy": 0.2},
     }
+    several = [(0, 2), (2,), (), (1, 2), (0, 2)]  # the best of all eight sets
+    sets = Examples(tuple(Texts(str(number), "a", None, of) for number, of in enumerate(several)), "here")
+    task = tasks.task("multilabel")
+    scores = {
+        of: kinds.evaluate(task, sets, [of] * 5) for size in range(4) for of in itertools.combinations(range(3), size)
+    }
+    best = max(scores, key=lambda of: scores[of]["micro_f1"])
+    assert trivial.baseline(task, sets) == {"prediction": task.names_of(best), "metrics": scores[best]}
     choices = tasks.examples("choice", 30, 0)
     expected = np.mean([1 / len(example.pairs) for example in choices])
     assert trivial.baseline(tasks.task("choice"), choices)["metrics"]["accuracy"] == pytest.approx(expected)
@@ -182,7 +207,7 @@ def test_sections_of_every_kind_of_task(kind):
     for mistake in found["most_wrong"]:
         mistake["texts"] = ["a | b", *mistake["texts"][1:]]
     text = error_analysis.section("name", kind, task.metric, found, False).markdown()
-    assert ("Precision" in text) == (kind in ("classification", "referent", "tagging"))
+    assert ("Precision" in text) == (kind in ("classification", "multilabel", "referent", "tagging"))
     assert ("Error |" in text) == (kind == "regression") and "a \\| b" in text
     for block in text.split("\n\n"):
         bars = [line.replace("\\|", "").count("|") for line in block.splitlines() if line.startswith("|")]

@@ -117,7 +117,8 @@ def test_the_head_is_as_the_recipe_says_or_else_the_imported_model(origin, recip
 def test_every_kind_is_learnt(kind, tmp_path, one_device):
     result = Setting(kind, epochs=16, learning_rate=3e-3, adversarial=AdversarialConfig(), **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
-    assert result["epochs"][-1]["train_loss"] < 0.5 * result["epochs"][0]["train_loss"]
+    share = 0.7 if kind == "multilabel" else 0.5  # a label has one logit, a class in effect the difference of two
+    assert result["epochs"][-1]["train_loss"] < share * result["epochs"][0]["train_loss"]
     assert result == stored.facts(tmp_path)
     assert result["examples"] == {"train": 24, "validation": 10, "test": 6}
     splits = tasks.splits(kind)

@@ -115,7 +115,6 @@ def with_score(tensors):
         (None, {"id2label": {"0": "no", "1": "yes"}}, ["classifier.weight (2, 6)", "(3, 6)"]),
         (None, {"id2label": {"0": "no", "2": "yes"}}, ["id2label"]),
         (None, {"architectures": ["ModernBertForQuestionAnswering"]}, ["span", "classifier.weight (2, 6)"]),
-        (None, {"problem_type": "multi_label_classification"}, ["multi_label_classification"]),
         (None, {"architectures": ["ModernBertForMaskedLM"]}, ["decoder.bias"]),
     ],
 )

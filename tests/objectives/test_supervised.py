@@ -84,6 +84,10 @@ def numpy_loss(kind, logits, batch):
     for row in np.flatnonzero(batch["weights"]):
         if kind == "regression":
             total, weight = total + (logits[row, 0] - batch["labels"][row]) ** 2, weight + 1
+        elif kind == "multilabel":
+            yes, labels = functions.expit(logits[row]), batch["label_set"][row]
+            total -= np.mean(np.log(np.where(labels, yes, 1 - yes)))
+            weight, right = weight + 1, right + ((yes > 0.5) == labels).all()
         elif HEADS[kind].has_candidates:
             several = batch["labels"].shape[1]
             there = [c for c in range(several) if batch["choice_weights"][row, c]]
@@ -138,7 +142,7 @@ TEXTS, TOKENS = ("classification", "choice"), ("tagging", "span", "span_or_none"
 
 
 USUAL = "ranking roberta first, span roberta first, referent roberta first, choice roberta mean, choice electra first, "
-USUAL += "choice deberta first, classification bert first, classification modernbert mean, tagging modernbert first, "
+USUAL += "choice deberta first, classification bert first, multilabel modernbert mean, tagging modernbert first, "
 USUAL += "span modernbert first, span_or_none modernbert first"
 
 
@@ -202,11 +206,14 @@ def test_dropout_is_where_the_families_have_it():
     assert rates == [[0.5], [0.25], [0.0]], "the head may have a rate of its own"
 
 
-def test_weights_of_tags_and_spans_are_those_of_their_losses():
+def test_weights_of_labels_tags_and_spans_are_those_of_their_losses():
     weights = {
         kind: tiny.supervised(tiny.task_model(kind)).prediction_weights(tiny.task_batch(kind))["task"]
         for kind in TOKENS
     }
+    batch = tiny.task_batch("multilabel")
+    weights_BK = tiny.supervised(tiny.task_model("multilabel")).prediction_weights(batch)["task"].elements
+    np.testing.assert_allclose(weights_BK, batch["weights"][:, None] * [[1 / 3] * 3])  # a mean over labels
     batch = tiny.task_batch("tagging")
     np.testing.assert_array_equal(weights["tagging"].elements, batch["label_weights"] * batch["weights"][:, None])
     np.testing.assert_array_equal(weights["tagging"].rows_B, batch["weights"])

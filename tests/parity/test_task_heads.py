@@ -29,6 +29,7 @@ FAMILIES = {"bert": "Bert", "roberta": "Roberta", "electra": "Electra", "deberta
 FAMILIES["modernbert"] = "ModernBert"
 AUTO = {
     "classification": T.AutoModelForSequenceClassification,
+    "multilabel": T.AutoModelForSequenceClassification,
     "regression": T.AutoModelForSequenceClassification,
     "tagging": T.AutoModelForTokenClassification,
     "span": T.AutoModelForQuestionAnswering,
@@ -42,12 +43,19 @@ CASES = [
     for kind in ("classification", "choice")
     if (family, kind) != ("deberta", "choice")
 ]
-CASES += [("roberta", "regression"), ("bert", "tagging"), ("electra", "span")]
+CASES += [
+    ("roberta", "regression"),
+    ("roberta", "multilabel"),
+    ("bert", "multilabel"),
+    ("bert", "tagging"),
+    ("electra", "span"),
+]
 CASES += [("modernbert", kind) for kind in ("regression", "tagging", "span")]
 FURTHER = [("deberta_v2", "tagging"), ("deberta", "span")]
 # The other ones read the first token. The rate of dropout is that of training.
 SETTINGS = {("modernbert", kind): {"classifier_pooling": "mean"} for kind in ("classification", "choice")}
 SETTINGS["modernbert", "span"] = {"classifier_dropout": 0.25}
+WITH_LABELS = ("classification", "multilabel", "tagging")
 LENGTHS = (17, 9, 5, 12)
 
 
@@ -58,6 +66,8 @@ def make(family, kind, directory, **settings):
     labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
     if kind == "regression":
         labels = {"num_labels": 1, "problem_type": "regression"}
+    elif kind == "multilabel":
+        labels["problem_type"] = "multi_label_classification"
     elif kind in ("choice", "span"):
         labels = {}
     model = getattr(T, FAMILIES[family] + ENDINGS[kind])
@@ -102,7 +112,7 @@ def test_there_and_back(family, kind, tmp_path):
     importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "tuned"))
     tuned = finetuned.load(tmp_path / "tuned")
     assert tuned.head.kind == kind
-    assert tuned.head.labels == (("no", "yes", "maybe") if kind in ("classification", "tagging") else ())
+    assert tuned.head.labels == (("no", "yes", "maybe") if kind in WITH_LABELS else ())
     batch = make_batch(kind, tokenizer)
     said, wanted = (
         np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True)),
@@ -122,9 +132,9 @@ def test_there_and_back(family, kind, tmp_path):
     assert type(loaded) is type(theirs) and not any(report.values()), report
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-    if kind in ("classification", "tagging"):
+    if kind in WITH_LABELS:
         assert loaded.config.id2label == theirs.config.id2label
-    for name in ("classifier_pooling", "classifier_dropout"):
+    for name in ("problem_type", "classifier_pooling", "classifier_dropout"):
         assert getattr(loaded.config, name, None) == getattr(theirs.config, name, None)
     np.testing.assert_allclose(ask(loaded.eval(), batch), ask(theirs, batch), atol=1e-5)
 
@@ -155,14 +165,21 @@ def labelled(kind, batch, rng):
         starts, ends = np.arange(rows), np.full(rows, 4)
         fields = {"starts": starts.astype(np.int32), "ends": ends.astype(np.int32)}
         return batch | fields, {"start_positions": starts, "end_positions": ends}
+    if kind == "multilabel":
+        flags = (rng.random((rows, 3)) < 0.4).astype(np.float32)
+        return batch | {"label_set": flags}, {"labels": flags}
     right = rng.integers(0, 3, rows)
     return batch | {"labels": right.astype(np.int32)}, {"labels": right}
 
 
 def their_loss(theirs, batch, labels):
     inputs = {"input_ids": batch["tokens"], "attention_mask": batch["segment_ids"]}
-    inputs, labels = (
-        {name: torch.tensor(field, dtype=torch.long) for name, field in fields.items()} for fields in (inputs, labels)
+    inputs, labels = (  # flags of labels are float32
+        {
+            name: torch.tensor(field, dtype=None if field.dtype == np.float32 else torch.long)
+            for name, field in of.items()
+        }
+        for of in (inputs, labels)
     )
     if "start_positions" not in labels:
         return theirs(**inputs, **labels).loss
@@ -186,7 +203,9 @@ def as_theirs(params, kind):
     return names.store(wanted, flat, np.dtype(np.float32))
 
 
-@pytest.mark.parametrize("kind", some(["classification", "choice", "tagging", "span"], "classification", "span"))
+@pytest.mark.parametrize(
+    "kind", some(["classification", "multilabel", "choice", "tagging", "span"], "multilabel", "span")
+)
 def test_losses_and_gradients_of_modernbert(kind, tmp_path):
     """The gradient of every weight, by its name, those of the head included."""
     theirs, tokenizer = make("modernbert", kind, tmp_path, **SETTINGS.get(("modernbert", kind), {}))

@@ -24,12 +24,21 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the sigmoid of each logit, in float64."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
+
+
 def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> list[Guess]:
     """Return the `top_k` most probable texts as `Guess`es, or all with None, the most probable first.
 
     logits: a logit for each text.
     """
-    scores = softmax(logits)
+    return most_probable(texts, softmax(logits), top_k)
+
+
+def most_probable(texts: Sequence[str], scores: np.ndarray, top_k: int | None) -> list[Guess]:
+    """Return the `top_k` texts with the highest scores as `Guess`es, or all with None, the highest first."""
     return [Guess(texts[index], float(scores[index])) for index in np.argsort(-scores, kind="stable")[:top_k]]
 
 

@@ -16,7 +16,12 @@ from ag_jax.interop.finetuned import FineTuned
 
 SHOWN_LABELS = 6  # in the description of a pipeline
 # Kinds of tasks whose names are not plain words.
-_IN_WORDS = {"choice": "multiple choice", "span": "question answering", "span_or_none": "question answering"}
+_IN_WORDS = {
+    "multilabel": "multi-label classification",
+    "choice": "multiple choice",
+    "span": "question answering",
+    "span_or_none": "question answering",
+}
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)

@@ -9,6 +9,7 @@
                                   float32 [B]       regression, 0 to 1
                                   float32 [B, C]    choice, ranking, referent: uniform over the right candidates
                                   int32 [B, L]      tagging
+    label_set                     float32 [B, K]    multilabel: 1 for the labels of the example, of all K of the task
     choice_weights                float32 [B, C]    1 for a candidate, 0 for padding
     word_ids                      int32 [B, C, L]   referent: tokens of the phrase for which masks stand
     word_weights                  float32 [B, C, L] referent: 1 at these masks
@@ -173,6 +174,8 @@ def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBat
     axes = {"C": planned.candidates, "L": planned.length}
     for name, example in members[0].items():
         shape = [axes[axis] for axis in _axes(np.ndim(example), bool(planned.candidates))]
+        if name == "label_set":  # as long in every row
+            shape = [*np.shape(example)]
         fill = features.pad if name == "tokens" else 0
         field = np.full((batch_size, *shape), fill, np.float32 if np.asarray(example).dtype == np.float32 else np.int32)
         for number, row in enumerate(members):

@@ -19,7 +19,7 @@ from annotated_types import Ge
 
 from ag_jax.data import local
 from ag_jax.data.records.formats import LocatedRecord, Record
-from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers, schemes
+from ag_jax.data.tasks import catalogue, custom_labels, custom_records, label_sets, lookalikes, readers, schemes
 from ag_jax.data.tasks.schemes import Scheme
 from ag_jax.data.tasks.task import (
     Choices,
@@ -33,7 +33,7 @@ from ag_jax.data.tasks.task import (
     is_labelled,
 )
 
-Kind = Literal["classification", "regression", "choice", "tagging", "span"]
+Kind = Literal["classification", "multilabel", "regression", "choice", "tagging", "span"]
 Separator = Literal["comma", "semicolon", "tab"]
 SPLITS = ("train", "validation", "test")
 # Names of the columns, by kind, where the settings name none.
@@ -43,6 +43,7 @@ _LABEL = {"tagging": "tags", "span": "answers"}
 # Metrics by kind; the first one is primary.
 _METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "macro_f1", "matthews"),
+    "multilabel": ("micro_f1", "macro_f1", "exact_match"),
     "regression": ("pearson", "spearman"),
     "choice": ("accuracy",),
     "tagging": ("entity_f1", "precision", "recall", "token_f1"),
@@ -66,12 +67,13 @@ class CustomTask:
         words.
     second: column with the second text of a pair, or with the question of a span or a choice; None takes question for
         spans, and otherwise means that there is none.
-    label: column with the class, the number, the number of the right candidate, the list of tags or the answers; None
-        takes label, tags or answers.
+    label: column with the class, the list of labels, the number, the number of the right candidate, the list of tags or
+        the answers; None takes label, tags or answers. Several columns of a multi-label task, separated by commas, have
+        1 in the rows with the label that each is named after, and 0 in the others.
     choices: columns with the candidates of a choice; one column, if it holds a list of texts.
     id: column with a different id for each example; None numbers the rows from 0, but takes a column id of spans, if
         there is one.
-    labels: names of the classes, or entity types or tags; empty reads them from the training file.
+    labels: names of the classes or labels, or entity types or tags; empty reads them from the training file.
     scheme: how tags mark the words of entities: bio, iob1, ioe1, ioe2, bioes or bilou; plain tags, such as parts of
         speech, mark none. None takes plain if no tag of the training file begins like B-, I-, E-, L-, S- or U-, and
         otherwise the first scheme in which the fewest of its sentences have a misplaced tag, tried in the order bio,
@@ -129,13 +131,14 @@ class CustomTask:
             raise ValueError(
                 f"custom.separator must be none, got {self.separator}: custom.reader={self.reader} reads the files"
             )
-        if self.labels and self.kind not in ("classification", "tagging"):
+        if self.labels and self.kind not in ("classification", "multilabel", "tagging"):
             raise ValueError(f"custom.labels must be empty for a task of {self.kind}, got {', '.join(self.labels)}")
         if len(self.labels) == 1 and self.kind == "classification":
             raise ValueError(f"custom.labels must be at least two classes, got {self.labels[0]}")
         if len(set(self.labels)) < len(self.labels) or not all(label.strip() for label in self.labels):
             raise ValueError(f"custom.labels must be different names, got {', '.join(map(repr, self.labels))}")
         lookalikes.check(self.labels, "custom.labels")
+        self._check_label_columns()
         if bool(self.choices) != (self.kind == "choice"):
             raise ValueError(
                 "custom.choices must name the columns with the candidates of a task of choice, and only of such a "
@@ -152,13 +155,24 @@ class CustomTask:
         if self.lowest is not None and self.highest is not None and self.lowest >= self.highest:
             raise ValueError(f"custom.lowest must be below custom.highest, got {self.lowest:g} and {self.highest:g}")
 
+    def _check_label_columns(self) -> None:
+        """Raise ValueError if a multi-label task has a column twice, or columns that are not those of its labels."""
+        columns = self.columns_of_label
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"custom.label must name different columns, got {self.label}")
+        if len(columns) > 1 and self.labels and set(self.labels) != set(columns):
+            raise ValueError(
+                f"custom.labels must be empty, or the columns {', '.join(columns)} that custom.label names, got "
+                f"{', '.join(self.labels)}"
+            )
+
     def _check_catalogue(self) -> None:
         """Raise ValueError if settings of a custom task, such as files or columns, are given without `kind`."""
         for field in dataclasses.fields(self):
             if field.name not in ("labels", "fingerprint") and (value := getattr(self, field.name)) != field.default:
                 raise ValueError(
-                    "custom.kind must say what kind of task the files are of (classification, regression, choice, "
-                    f"tagging or span), got none with custom.{field.name}={value}"
+                    "custom.kind must say what kind of task the files are of (classification, multilabel, regression, "
+                    f"choice, tagging or span), got none with custom.{field.name}={value}"
                 )
 
     @property
@@ -175,6 +189,12 @@ class CustomTask:
     def column_of_label(self) -> str:
         """The name of the column with the label, the tags or the answers."""
         return self.label or _LABEL.get(self.kind or "", "label")
+
+    @property
+    def columns_of_label(self) -> tuple[str, ...]:
+        """The name of the column with the label; of a multi-label task perhaps several, one for each label."""
+        label = self.column_of_label
+        return label_sets.columns_of(label) if self.kind == "multilabel" else (label,)
 
     def files(self, root: str | None) -> dict[str, pathlib.Path]:
         """Return {split: path} of the settings' files; relative paths begin at `root` (None: the working directory)."""
@@ -344,6 +364,11 @@ def _read_labels(
     if settings.kind == "classification":
         classes = settings.labels or custom_labels.classes(located, column, file, setting)
         return {"labels": classes, "label_type": custom_labels.type_of_labels(located, column)}
+    if settings.kind == "multilabel":
+        if len(settings.columns_of_label) > 1:
+            return {"labels": settings.labels or settings.columns_of_label}
+        labels = settings.labels or custom_labels.of_sets(located, column, file, setting)
+        return {"labels": labels, "label_type": custom_labels.type_of_sets(located, column)}
     if settings.kind == "tagging":
         column = "tags" if _is_conll(settings, file) else column
         scheme = settings.scheme or schemes.recognised(custom_labels.tags(located, column))
@@ -443,6 +468,12 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
             f"validation: {validation_count:,} of {validation_count + train_count:,} examples of {file}, "
             f"about one in {settings.held_out}, held out by a hash of their texts"
         )
+    if task.kind == "multilabel":
+        sizes = Counter(len(getattr(example, "label", ())) for example in splits["train"])
+        if count := sizes[0]:
+            remarks.append(f"train: {count:,} of {len(splits['train']):,} examples have no label")
+        if set(sizes) == {1}:
+            remarks.append("every training example has one label, so kind=classification would fit")
     if classes := _unseen_classes(task, splits["train"]):
         remarks.append(f"no training example has the label {classes}")
     if task.kind.startswith("span") and not task.answerable and all(getattr(q, "answers", ()) for q in splits["train"]):
@@ -473,10 +504,13 @@ def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> l
 
 
 def _unseen_classes(task: Task, train: Examples) -> str:
-    """Return the classes, comma-separated, that no training example has; "" if none or not a classification task."""
-    if task.kind != "classification":
+    """Return the classes or labels, comma-separated, that no training example has; "" if none or of other tasks."""
+    if task.kind == "multilabel":
+        labels = {label for example in train for label in getattr(example, "label", ())}
+    elif task.kind == "classification":
+        labels = {getattr(example, "label", None) for example in train}
+    else:
         return ""
-    labels = {getattr(example, "label", None) for example in train}
     return ", ".join(label for number, label in enumerate(task.labels) if number not in labels)
 
 
@@ -508,7 +542,7 @@ def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) ->
     if settings.id:
         columns["id"] = settings.id
     if is_labelled(split):  # a test file may have no labels
-        columns["label"] = settings.column_of_label
+        columns["label"] = settings.columns_of_label
     custom_records.check_columns(located, columns, file, name)
     return located
 
@@ -542,5 +576,8 @@ def _examples(record: Record, settings: CustomTask, task: Task, labelled: bool) 
         right = custom_records.candidate_of(record, label, len(candidates), labelled)
         pairs = tuple((text, f"{second_text} {candidate}" if second_text else candidate) for candidate in candidates)
         return [Choices(record["id"], pairs, None if right is None else (right,))]
+    if settings.kind == "multilabel":
+        labels = label_sets.of_record(record, settings.columns_of_label, task, labelled)
+        return [Texts(record["id"], text, second_text, labels)]
     to_label = custom_records.class_of if settings.kind == "classification" else custom_records.number_of
     return [Texts(record["id"], text, second_text, to_label(record, label, task, labelled))]

@@ -1,14 +1,15 @@
-"""Read from the training file of a custom task its classes, its entity types or its range of numbers.
+"""Read from the training file of a custom task its classes or labels, its entity types or its range of numbers.
 
 Records that cannot be read are left out here, because reading the examples reports them with their lines.
 """
 
 import pathlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ag_jax.data.records.formats import LocatedRecord, Record
-from ag_jax.data.tasks import custom_records, lookalikes, schemes
+from ag_jax.data.tasks import custom_records, label_sets, lookalikes, schemes
 from ag_jax.data.tasks.schemes import Scheme
 from ag_jax.data.tasks.task import LabelType
 
@@ -45,9 +46,49 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
     return tuple(sorted(names, key=_order))
 
 
+def of_sets(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, setting: str) -> tuple[str, ...]:
+    """Return the distinct labels in a column of sets of labels (`label_sets`), in the order of `classes`.
+
+    setting: name of the setting that names the column, for errors.
+
+    Raises ValueError if there is no label, and if no label occurs twice, as in a column of texts.
+    """
+    counts: Counter[str] = Counter()
+    for values in _sets(located, column):
+        counts.update({custom_records.label_text(value, column) for value in values})
+    labels = [label for label in counts if not custom_records.is_missing(label)]
+    are_unique = len(labels) > 2 and all(counts[label] == 1 for label in labels)
+    if not labels or are_unique:
+        raise ValueError(
+            f"{file}: expected lists of labels in the column {column!r}, with several examples of each label, got "
+            f"{f'{len(labels)} labels, none of them twice' if labels else 'none'}; set {setting} to the column with "
+            "the labels, or list them in labels"
+        )
+    lookalikes.check(labels, f"{file}, column {column!r}")
+    return tuple(sorted(labels, key=_order))
+
+
+def _sets(located: Sequence[LocatedRecord], column: str) -> Iterator[list[Any]]:
+    """Yield the labels of each record; records whose labels cannot be read are left out."""
+    for _, record in _records(located):
+        try:
+            if label_sets.names(record, (column,)) is not None:
+                yield label_sets.values(record, (column,)) or []
+        except ValueError:
+            continue
+
+
+def type_of_sets(located: Sequence[LocatedRecord], column: str) -> LabelType:
+    """Return the type of the labels in a column of sets of labels, as `type_of_labels` does."""
+    return _type_of(value for values in _sets(located, column) for value in values)
+
+
 def type_of_labels(located: Sequence[LocatedRecord], column: str) -> LabelType:
     """Return the type of the class labels in a column: that of all of them, or "text" if they differ."""
-    values = (record.get(column) for _, record in _records(located))
+    return _type_of(record.get(column) for _, record in _records(located))
+
+
+def _type_of(values: Iterable[Any]) -> LabelType:
     types = {type(value) for value in values if value is not None}
     names: dict[type, LabelType] = {int: "integer", float: "number", bool: "boolean"}
     return names.get(types.pop(), "text") if len(types) == 1 else "text"

@@ -23,6 +23,7 @@ SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 _TABLES, _CONLL = (".csv", ".tsv"), ("", ".conll", ".conll03", ".txt", ".bio", ".iob", ".iob2")
 _ENDINGS = {  # of the files that each kind of task can be read from
     "classification": (*_TABLES, ".jsonl"),
+    "multilabel": (*_TABLES, ".jsonl"),
     "regression": (*_TABLES, ".jsonl"),
     "choice": (*_TABLES, ".jsonl"),
     "tagging": (".jsonl", *_CONLL),
@@ -169,7 +170,7 @@ def number(value: Any, column: str) -> float | None:
     return result
 
 
-def _missing(column: str) -> ValueError:
+def missing(column: str) -> ValueError:
     """Return the ValueError about a record whose label is missing."""
     return ValueError(
         f"the label in the column {column!r} is missing: add it, or delete the row; if the value is the name of a "
@@ -183,12 +184,17 @@ def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | N
     Classes are known by their names only: a number is not taken for an index.
     """
     name = label_text(record.get(column), column)
+    if name not in task.labels and is_missing(name) and not labelled:
+        return None
+    return label_index(name, column, task)
+
+
+def label_index(name: str, column: str, task: Task) -> int:
+    """Return the index of a label in `task.labels`. Raises ValueError for a label that is missing or unknown."""
     if name in task.labels:
         return task.labels.index(name)
     if is_missing(name):
-        if labelled:
-            raise _missing(column)
-        return None
+        raise missing(column)
     if difference := lookalikes.find(name, task.labels):
         raise ValueError(
             f"unknown label {name!r} in the column {column!r}: {difference} look alike; write both in one way"
@@ -203,7 +209,7 @@ def number_of(record: Record, column: str, task: Task, labelled: bool) -> float 
     """Return the regression label of a record, within `task.span`; None if it is missing and `labelled` is False."""
     result = number(record.get(column), column)
     if result is None and labelled:
-        raise _missing(column)
+        raise missing(column)
     low, high = task.span
     if result is not None and not low <= result <= high:
         raise ValueError(
@@ -218,7 +224,7 @@ def candidate_of(record: Record, column: str, count: int, labelled: bool) -> int
     answer = label_text(record.get(column), column, "the number of the right candidate, or its letter,")
     if is_missing(answer):
         if labelled:
-            raise _missing(column)
+            raise missing(column)
         return None
     is_letter = len(answer) == 1 and "A" <= answer.upper() <= "Z"
     index = ord(answer.upper()) - ord("A") if is_letter else int(answer) if answer.isdecimal() else count

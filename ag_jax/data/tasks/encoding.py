@@ -19,6 +19,20 @@ def encode_classes(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, 
     return _texts(task, examples, tokenizer, settings, lambda label: np.int32(0 if label is None else label))
 
 
+def encode_label_sets(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
+    """Tokenise texts or pairs of texts for multi-label classification.
+
+    The field `label_set`, float32 [labels of the task], is 1 for the labels of the example.
+    """
+
+    def flags(label: tuple[int, ...] | None) -> np.ndarray:
+        flags_C = np.zeros(len(task.labels), np.float32)
+        flags_C[list(label or ())] = 1
+        return flags_C
+
+    return _texts(task, examples, tokenizer, settings, flags, "label_set")
+
+
 def encode_numbers(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
     """Tokenise texts or pairs of texts for regression, with labels scaled from the range `task.span` to [0, 1]."""
     low, high = task.span
@@ -34,7 +48,8 @@ def _texts(
     examples: Sequence[Texts],
     tokenizer: Tokenizer,
     settings: RowSettings,
-    to_label: Callable[[Any], np.generic],
+    to_label: Callable[[Any], Any],
+    field: str = "labels",
 ) -> Features:
     ids = ids_of(
         tokenizer, [text for example in examples for text in (example.first, example.second) if text is not None]
@@ -47,7 +62,7 @@ def _texts(
             row, is_cut = settings.row(first), len(first) < len(tokens)
         else:
             row, is_cut = _pair(task, ids[example.first], ids[example.second], settings)
-        row["labels"] = to_label(example.label)
+        row[field] = to_label(example.label)
         row["weights"] = np.float32(example.label is not None)
         truncated += is_cut
         rows.append(row)

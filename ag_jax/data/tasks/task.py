@@ -1,6 +1,7 @@
 """The definition of a task, and the kinds of examples, independent of file formats and tokenizers.
 
-classification, regression   `Texts`           a text or a pair with a class or a number
+classification, multilabel,  `Texts`           a text or a pair with a class, a set of labels or a number
+regression
 choice, ranking              `Choices`         candidate pairs of texts, some of them right; ranking: always two
 tagging                      `TaggedSentence`  words with a tag for each
 span, span_or_none           `Question`        a question, and a context that may contain its answer; span_or_none: a
@@ -21,10 +22,10 @@ LabelType = Literal["text", "integer", "number", "boolean"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Texts:
-    """An example of classification or regression: one text or a pair of texts.
+    """An example of classification, of one or of several labels, or of regression: one text or a pair of texts.
 
     second: None for a single text.
-    label: the index of the class, or the number; None: not known.
+    label: the index of the class, the ascending indices of all labels (multilabel), or the number; None: not known.
     group: examples with the same group are measured together: answers to a question (MultiRC), pairs (AX-g); otherwise
         empty.
     """
@@ -32,7 +33,7 @@ class Texts:
     id: str
     first: str
     second: str | None
-    label: int | float | None
+    label: int | float | tuple[int, ...] | None
     group: str = ""
 
 
@@ -178,6 +179,10 @@ class Task:
         names = self.split_metrics[split]
         return dataclasses.replace(self, metric=names[0], metrics=names)
 
+    def names_of(self, labels: Sequence[int]) -> str:
+        """Return the names of labels of a multi-label task, given by their indices, as one text."""
+        return ", ".join(self.labels[label] for label in labels) or "no label"
+
     def label_index(self, value: Any) -> int:
         """Return the index of a label given by name, alias or index. Raises ValueError for an unknown label."""
         text = str(value).strip()
@@ -232,7 +237,7 @@ def is_labelled(split: str) -> bool:
 def number_of_texts(examples: Examples) -> int | None:
     """Return 1 if the examples are single texts, 2 if they are pairs; None if mixed or of other kinds of task.
 
-    Single texts and pairs are examples of classification or regression.
+    Single texts and pairs are examples of classification, of one or of several labels, or of regression.
     """
     counts = {1 if example.second is None else 2 for example in examples if isinstance(example, Texts)}
     return counts.pop() if len(counts) == 1 else None

@@ -120,6 +120,35 @@ def test_labels_are_known_by_name_only_and_numbers_are_in_their_order(tmp_path):
     assert load(tmp_path, labels=("NA", "no", "yes"), held_out=2)
 
 
+SETS = [["b", "a"], [], ["b"], ["c"], ["a", "c"], ["b"]]
+WRITTEN = [", ".join, json.dumps, repr]  # as a text, as JSON, as pandas writes lists
+
+
+def test_sets_of_labels_are_the_same_in_every_form(tmp_path):
+    expected, given = [(0, 1), (), (1,), (2,), (0, 2), (1,)], {"kind": "multilabel"}
+    for written in [*WRITTEN, None]:
+        rows = [{"review": "x", "stars": of if written is None else written(of)} for of in SETS]
+        write(tmp_path, {"a.jsonl": lines(*rows)})
+        found = settings(tmp_path, **given, train="a.jsonl")
+        assert (found.labels, found.label_type) == (("a", "b", "c"), "text")
+        assert [one.label for one in read(tmp_path, **given, train="a.jsonl")] == expected
+    quoted = [json.dumps(of).replace('"', '""') for of in SETS[:-1]]
+    table = "review,stars\n" + "".join(f'x,"{of}"\n' for of in quoted) + "x,b\ny,\n"  # an empty cell is a set, too
+    flags = "review,b,a,c\n" + "".join(f"x,{'b' in of:d},{'a' in of},{'c' in of:.1f}\n" for of in SETS)
+    write(tmp_path, {"a.csv": table, "b.csv": flags, "c.csv": "review,stars\nx,\nx,none\nx,a\n"})
+    assert [one.label for one in read(tmp_path, **given)] == [*expected, ()]
+    columns = given | {"train": "b.csv", "label": "b,a,c"}
+    assert settings(tmp_path, **columns).labels == ("b", "a", "c"), "in the order of the columns"
+    assert [one.label for one in read(tmp_path, **columns, labels=("a", "b", "c"))] == expected
+    write(tmp_path, {"d.csv": "review\nx\ny\n"})
+    tests = [load(tmp_path, "test", test=file, **given) for file in ("c.csv", "d.csv")]
+    assert [[one.label for one in of] for of in tests] == [[(), None, (0,)], [None, None]]
+    assert [one.label for one in load(tmp_path, "test", test="d.csv", **columns)] == [None, None]
+    write(tmp_path, {"a.jsonl": lines(*({"review": "x", "stars": of} for of in ([3, 10], [], [3], [10, 2])))})
+    found = settings(tmp_path, **given, train="a.jsonl")
+    assert (found.labels, found.label_type) == (("2", "3", "10"), "integer")
+
+
 def test_numbers(tmp_path):
     write(tmp_path, {"a.csv": "review,stars\na,-1\nb,2.5\nc,4\n", "b.csv": "review,stars\na,4\nb,9\nc,-2\n"})
     given = {"kind": "regression", "validation": "b.csv"}
@@ -254,7 +283,9 @@ def test_a_reader_may_return_values_of_numpy(tmp_path, reader):
 
 
 NUMBERS = {"kind": "regression"}
-TAGS, SPANS = {"kind": "tagging"}, {"kind": "span"}
+TAGS, SPANS, SETS_OF = {"kind": "tagging"}, {"kind": "span"}, {"kind": "multilabel"}
+FLAGS = SETS_OF | {"label": "a,b"}
+KNOWN = lines(*({"review": "x", "stars": of} for of in (["a", "b"], ["b"], ["a"])))
 CHOICES = {"kind": "choice", "choices": ("a", "b")}
 FILMS = lines({"review": "a", "stars": 1}, {"review": "b", "stars": 2})
 # The settings, the ending of the training file, its content, and words that the error has.
@@ -271,6 +302,14 @@ BAD = [
     (NUMBERS, "csv", HEADER + "a,nan\nb,\n", "'stars'|got 0"),
     (NUMBERS | {"lowest": 5.0}, "csv", GOOD, "got 4|5 as the lowest|2 as the highest|own.custom.label"),
     (NUMBERS, "csv", HEADER + "a,3\nb,3\n", "3 as the lowest|3 as the highest"),
+    (FLAGS, "csv", "review,a,b\nx,1,2\nx,1,\nx,,\nx,0,1\n", "3 malformed|line 2|'b'|'2'|line 3|line 4|missing"),
+    (FLAGS, "csv", "review,a\nx,1\n", "'b'|own.custom.label"),
+    (SETS_OF, "csv", "review,stars\nx,\nx,[]\n", "'stars'|got none|own.custom.label"),
+    (SETS_OF, "csv", "review,stars\nx,e f\nx,g\nx,h\n", "'stars'|3 labels|own.custom.label"),
+    (SETS_OF, "jsonl", KNOWN + lines({"review": "x", "stars": None}, {"review": "x", "stars": "NaN"}), "line 4|line 5"),
+    (SETS_OF, "jsonl", KNOWN + lines(*({"review": "x", "stars": of} for of in (3, [["a"]]))), "line 4|3|line 5"),
+    (SETS_OF, "jsonl", KNOWN + lines({"review": "x", "stars": ["a", "b", "a"]}), "line 4|'a'|more than once"),
+    (SETS_OF | {"labels": ("a", "b")}, "jsonl", KNOWN + lines({"review": "x", "stars": ["A"]}), "line 4|'A'|a, b"),
     (CHOICES, "csv", "review,a,b,stars\nx,1,,0\n", "line 2|'b'"),
     (CHOICES, "csv", "review,a,b,stars\nx,y,z,2\nx,y,z,C\nx,y,z,\n", "3 malformed|line 2|0 to 1|line 3|line 4|missing"),
     (CHOICES, "csv", "review,a,stars\nx,y,0\n", "'b'|own.custom.choices"),
@@ -354,6 +393,11 @@ def test_what_the_report_notes(tmp_path):
     assert note.startswith(f"validation: {len(splits['validation'])} of 40 examples of a.csv, about one in 10,")
     (of_f1, held_out), _ = notes(train="c.csv")
     assert of_f1.endswith(" class 2") and held_out.startswith("validation: ")
+    write(tmp_path, {"s.csv": "review,stars\nx,a\ny,\nz,\nw,a\n"})
+    empty, missing = notes(kind="multilabel", train="s.csv", validation="b.csv", labels=("a", "b", "1", "2"))[0]
+    assert empty.startswith("train: 2 of 4 ") and missing.endswith(" label b, 1, 2")
+    (single, _), _ = notes(kind="multilabel", train="b.csv", validation="s.csv", labels=("1", "2", "a"))
+    assert "kind=classification" in single
     (every, repeated), splits = notes(kind="span", train="a.jsonl", validation="b.jsonl")
     assert "every training question" in every and repeated.startswith("validation: 1 of 2 ")
     assert [len(example.answers) for example in splits["validation"]] == [1, 0]
@@ -362,6 +406,8 @@ def test_what_the_report_notes(tmp_path):
 CONFLICTS = [
     ({"kind": None}, "custom.kind.*custom.train=a.csv"), ({"train": None}, "custom.train"),
     ({"kind": "regression", "labels": ("a", "b")}, "custom.labels.*regression"), ({"labels": ("a", "a")}, "labels"),
+    ({"kind": "multilabel", "label": "a,b,a"}, "custom.label.*a,b,a"),
+    ({"kind": "multilabel", "label": "a,b", "labels": ("a", "c")}, "custom.labels.*a, b.*a, c"),
     ({"labels": ("a",)}, "custom.labels.*two"), ({"labels": ("a", " ")}, "custom.labels"),
     ({"choices": ("a", "b")}, "custom.choices"), ({"kind": "choice"}, "custom.choices.*none"),
     ({"validation": "b.csv", "held_out": 5}, "custom.held_out.*5.*custom.validation=b.csv"),
