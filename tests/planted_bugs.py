@@ -1358,7 +1358,7 @@ BUGS = (
     Bug(
         "predict_proba returns weights that are not normalised",
         "ag_jax/api/model.py",
-        "softmax(np.atleast_2d",
+        "self.classify.probabilities(np.atleast_2d",
         "np.exp(np.atleast_2d",
         "tests/test_pipelines.py",
     ),
