@@ -1,6 +1,7 @@
 """The kinds of characters that make up words, and which tokens of a vocabulary begin a word."""
 
 import re
+import string
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,10 +22,12 @@ class Borders(NamedTuple):
 
     begins_V: whether a word begins at a token, whatever is before it.
     ends_V: whether a word ends with a token, whatever follows.
+    is_space_V: whether a token is white space alone, which the next token continues, whatever that is.
     """
 
     begins_V: np.ndarray
     ends_V: np.ndarray
+    is_space_V: np.ndarray
 
 
 def kind(character: str) -> str:
@@ -46,36 +49,35 @@ def borders(tokens: Sequence[str], continuation: str = "") -> Borders:
     continuation: what is before a token that continues a word, such as "##"; "" if spaces tell where words begin.
 
     With a `continuation`, a word begins at every token without it (BERT). Otherwise a word begins at a token that
-    begins with white space. A token of punctuation alone is a word, as is one of a script without spaces (Chinese,
-    Japanese, Thai, Lao, Khmer, Burmese). All other tokens continue the word of the token before them: those of white
-    space alone are the beginning of the word after them, and the parts of a character belong to the word of its first
-    part.
+    begins with white space. A token of punctuation or of symbols of ASCII alone is a word, as is one of a script
+    without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese). All other tokens continue the word of the token
+    before them: white space alone is the beginning of the word after it, and the parts of a character, of whatever
+    kind, belong to the word of its first part.
 
     Raises ValueError if the tokens do not tell where words begin.
     """
     if continuation:
         begins_V = np.array([not token.startswith(continuation) for token in tokens])
-        return Borders(begins_V, np.zeros(len(tokens), bool))
-    found = map(_borders, tokens)
-    begins_V, ends_V, is_spaced_V = np.array([*found]).T
-    if not is_spaced_V.any():
+        return Borders(begins_V, *np.zeros((2, len(tokens)), bool))
+    found = np.array([*map(_borders, tokens)])
+    if not found[:, 3].any():
         raise ValueError(
             "data.masking.unit=word needs tokens that tell where words begin, by white space or by a mark such as ##, "
             "got a tokenizer without such tokens: set data.masking.unit=token, or take another tokenizer"
         )
-    return Borders(begins_V, ends_V)
+    return Borders(*found.T[:3])
 
 
-def _borders(token: str) -> tuple[bool, bool, bool]:
-    """Return whether a word begins and whether one ends at a token, and whether white space is at one of its ends."""
+def _borders(token: str) -> tuple[bool, bool, bool, bool]:
+    """Return the three values of `Borders` for a token, and whether white space is at one of its ends."""
     text = _BYTES.sub(_completed, token).replace(SPACE, " ").replace("\\n", "\n")
     bare = text.strip()
     if not bare:
-        return True, False, bool(text)
-    is_mark = all(kind(character) in "ip" for character in bare)
+        return True, False, bool(text), bool(text)
+    is_mark = all(character in string.punctuation or kind(character) in "ip" for character in bare)
     begins = text[0].isspace() or is_mark or kind(bare[0]) == "u"
     ends = text[-1].isspace() or is_mark or kind(bare[-1]) == "u"
-    return begins, ends and not _BYTES.fullmatch(token[-6:]), text[0].isspace() or text[-1].isspace()
+    return begins, ends and not _BYTES.fullmatch(token[-6:]), False, text[0].isspace() or text[-1].isspace()
 
 
 def _completed(part: re.Match[str]) -> str:

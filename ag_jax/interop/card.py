@@ -348,7 +348,7 @@ def _training(opened: OpenRun) -> list[str]:
     return [
         f"{opened.step:,} steps of {training.batch_size} rows{smaller}.",
         f"{OPTIMIZERS[optimizer.kind]} with a peak learning rate of {optimizer.learning_rate:g} after "
-        f"{optimizer.warmup_steps:,} steps of warm-up.",
+        f"{optimizer.warmup_steps:,} step{'s' * (optimizer.warmup_steps != 1)} of warm-up.",
         f"Attention guidance: {f'{guidance.mode}, heads of a layer: {guided}' if guided else 'none'}.",
     ]
 

@@ -23,7 +23,7 @@ def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
         if len(distinct) > 1:
             listed = arms.listed(values) if what == "arms" else ", ".join(distinct)
             sentences.append(
-                f"the {what} are measured by other predictions, so that a lower loss does not mean a better model: "
+                f"The {what} are measured by different predictions, so that a lower loss does not mean a better model: "
                 f"they differ in {setting}: {listed}"
             )
     return sentences

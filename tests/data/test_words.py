@@ -19,7 +19,8 @@ BY_SPACE = [
     ("\\nI", True, False),
     (".", True, True),
     ("▁--", True, True),
-    ("$", False, False),
+    ("$", True, True),
+    ("▁a=", True, False),
     ("天气", True, True),
     ("▁กา", True, True),
     ("<0xE5><0xA4>", True, False),  # the first two bytes of 天
@@ -36,6 +37,7 @@ def test_borders_by_space():
     tokens, begins, ends = zip(*BY_SPACE, strict=True)
     found = words.borders(tokens)
     assert (found.begins_V.tolist(), found.ends_V.tolist()) == ([*begins], [*ends])
+    assert [token for token, is_space in zip(tokens, found.is_space_V, strict=True) if is_space] == ["▁", "<0x0A>"]
     with pytest.raises(ValueError, match="unit=token"):
         words.borders(["the", "ing", "."])
 

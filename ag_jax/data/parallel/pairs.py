@@ -279,10 +279,16 @@ def _with_languages(
     entry: formats.Record | ValueError, where: str, pair_files: PairFiles
 ) -> tuple[str, formats.Record | ValueError]:
     """Return (where, the record with both sides): the object in the field "translation", unless `entry` has them."""
-    inner = None if isinstance(entry, ValueError) else entry.get("translation")
-    if not isinstance(inner, dict) or not isinstance(entry, dict) or set(pair_files.fields.values()) & set(entry):
+    names = pair_files.fields.values()
+    if isinstance(entry, ValueError) or "translation" not in entry or {*names} & {*entry}:
         return where, entry
-    return f'{where}, "translation"', inner
+    place, inner = f'{where}, "translation"', entry["translation"]
+    if inner is None:
+        return place, dict.fromkeys(names)
+    if not isinstance(inner, dict):
+        sides_of_pair = " and ".join(f'"{name}"' for name in names)
+        return place, ValueError(f"expected an object with {sides_of_pair}, got {type(inner).__name__}")
+    return place, inner
 
 
 def _pair(texts: Iterable[str | formats.NullText]) -> Pair | formats.NullText:

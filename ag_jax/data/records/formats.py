@@ -322,11 +322,15 @@ def require(record: Record | ValueError, where: str) -> Record:
 
 
 class NullText(ValueError):
-    """The error for a record whose text is null: readers yield it in place of the text."""
+    """The error for a record without a text, which readers yield in place of the text.
 
+    skip: name of the setting that leaves such records out.
+    is_missing: whether the record has no such field; otherwise null is in it.
+    """
 
-class MissingText(NullText):
-    """The error for a record that has no field with a text."""
+    def __init__(self, message: str, skip: str, is_missing: bool):
+        super().__init__(message)
+        self.skip, self.is_missing = skip, is_missing
 
 
 def without_nulls(
@@ -334,7 +338,7 @@ def without_nulls(
 ) -> Iterator[Item]:
     """Yield the texts of a file, or its pairs of texts, without those that are null.
 
-    skip_null: whether null is left out; otherwise it is raised.
+    skip_null: whether null is left out; otherwise it is an error.
     left_out: if given, counts what is left out as `NULLS`.
 
     Raises ValueError in any case if no record of the file has the field.
@@ -345,11 +349,14 @@ def without_nulls(
             has_field = True
             yield item
             continue
+        has_field |= not item.is_missing
         if not skip_null:
-            raise item
+            # If the first record lacks the field, its name is wrong.
+            advice = f", or set {item.skip}=True to leave such records out" if has_field else ""
+            raise ValueError(f"{item}{advice}")
         if left_out is not None:
             left_out[NULLS] += 1
-        missing, has_field = missing or item, has_field or not isinstance(item, MissingText)
+        missing = missing or item
     if missing and not has_field:
         raise ValueError(f"{missing}; no record of the file has this field")
 
@@ -364,13 +371,13 @@ def field_of(record: Record | ValueError, field: str, where: str, setting: str =
     """
     value = require(record, where)
     section = setting.rpartition(".")[0]
-    skip = f"set {section}{'.' * bool(section)}skip_null=True to leave such records out"
+    skip = f"{section}{'.' * bool(section)}skip_null"
     try:
         check_field(field, value, where, setting)
     except ValueError as error:
-        return MissingText(f"{error}, or {skip}")
-    if value[field] is None:
-        return NullText(f'{where}: the field "{field}" is null: add its text, or {skip}')
+        return NullText(str(error), skip, is_missing=True)
+    if value[field] is None or value[field] != value[field]:  # NaN, which Python writes into JSON
+        return NullText(f'{where}: the field "{field}" is null: add its text', skip, is_missing=False)
     if not isinstance(value[field], str):
         raise ValueError(f'{where}: the field "{field}" must be a string, got {type(value[field]).__name__}')
     return value[field]

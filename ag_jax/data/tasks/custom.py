@@ -457,8 +457,12 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
     """
     remarks = []
     if task.kind == "tagging":
-        read_as = "plain, without entities" if task.scheme == "plain" else task.scheme.upper()
+        is_plain = task.scheme == "plain"
+        read_as = "plain, without entities, which need tags such as B-PER" if is_plain else task.scheme.upper()
         remarks.append(f"the tags are read as {read_as}: {', '.join(task.labels)}")
+    spellings = Counter(map(str.casefold, task.labels))
+    if similar := [label for label in task.labels if spellings[label.casefold()] > 1]:
+        remarks.append(f"labels that differ only in upper and lower case are different ones: {', '.join(similar)}")
     if task.kind == "classification" and "f1" in task.metrics:
         remarks.append(f"f1 is that of the class {task.labels[1]}")
     if not settings.validation and "validation" in splits:

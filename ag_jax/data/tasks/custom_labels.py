@@ -113,10 +113,13 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
 
     Raises ValueError for a tag that the scheme has not, if there is no type, and for fewer than two plain tags.
     """
-    types = set()
+    types, others = set(), set[str]()
     for place, record in _records(located):
         of_words = record.get(column)
-        for tag in of_words if isinstance(of_words, list) else ():
+        if not isinstance(of_words, list):
+            others.add(type(of_words).__name__)
+            continue
+        for tag in of_words:
             kind = schemes.type_of(tag, scheme) if isinstance(tag, str) and tag.strip() else None
             if kind is None:
                 example = ", ".join(schemes.all_tags(["PER"], scheme))
@@ -130,7 +133,7 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
     if len(types) < (2 if scheme == "plain" else 1):
         raise ValueError(
             f"{file}: expected lists of tags in the column {column!r}, some of them of entities, such as B-PER, or at "
-            f"least two plain tags, such as NOUN, got {', '.join(types) or 'none'}; mend the tags"
+            f"least two plain tags, such as NOUN, got {', '.join(types or others) or 'none'}; mend the tags"
         )
     lookalikes.check(sorted(types), f"{file}, types of entities")
     return sorted(types)

@@ -72,7 +72,8 @@ def tags(of: Sequence[Entity], words: int, scheme: Scheme) -> list[str]:
 def strict_entities(tags_of_words: Sequence[str], scheme: Scheme) -> list[Entity]:
     """Return the entities in the tags of a sentence whose tags are as the scheme writes them, as seqeval's strict mode.
 
-    In tags that are not well-formed, seqeval 1.2.2 finds others in the schemes iob1 and ioe1.
+    seqeval 1.2.2 finds others in the scheme ioe1, where it misses the entity behind one that ends with E-, and in tags
+    of the scheme iob1 that are not well-formed.
     """
     found = [*entities(tags_of_words)]
     expected = tags(found, len(tags_of_words), scheme)

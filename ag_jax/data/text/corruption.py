@@ -164,9 +164,12 @@ def _sortable(config, keys_BL, maskable_BL, row_B1) -> np.ndarray:
 def _begins(tokenizer, tokens_BL, maskable_BL) -> np.ndarray:
     """Return at which tokens a word begins: booleans `BL`. Every token that must not be masked is a word of its own."""
     borders = tokenizer.word_borders
-    begins_BL = borders.begins_V[tokens_BL] | ~maskable_BL
+    begins_BL = borders.begins_V[tokens_BL]
+    before_BL = tokens_BL[:, :-1]
+    begins_BL[:, 1:] = borders.ends_V[before_BL] | (begins_BL[:, 1:] & ~borders.is_space_V[before_BL])
     begins_BL[:, 0] = True
-    begins_BL[:, 1:] |= borders.ends_V[tokens_BL[:, :-1]] | ~maskable_BL[:, :-1]
+    begins_BL |= ~maskable_BL
+    begins_BL[:, 1:] |= ~maskable_BL[:, :-1]
     return begins_BL
 
 

@@ -192,6 +192,16 @@ def test_whole_words_equal_a_plain_loop(kind, rate, more, slots, monkeypatch):
     assert passed_over or (config.count == "bernoulli" and not slots)
 
 
+def test_white_space_alone_belongs_to_the_word_after_it():
+    """Also to a mark, at which a word would begin otherwise."""
+    tokenizer = trained("byte_bpe")
+    ids = np.array([tokenizer.encode("we (we)")])
+    begins_BL = corruption._begins(tokenizer, ids, np.ones(ids.shape, bool))
+    assert "▁" in tokenizer.tokens(ids[0])
+    words = np.split(ids[0], np.flatnonzero(begins_BL[0])[1:])
+    assert [tokenizer.decode(word).strip() for word in words] == ["we", "(", "we", ")"]
+
+
 def second_release(words, number, generator):
     """Positions that BERT's second release masks with whole-word masking, of lists of the positions of a word's tokens.
 
