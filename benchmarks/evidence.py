@@ -133,11 +133,17 @@ def run(
     return None if table is None else [dict(result.facts) for result in table.values()]
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the flags that the programs of experiments share."""
+def options(
+    description: str | None, directory: str = "workdir", contents: str = "what is trained"
+) -> argparse.ArgumentParser:
+    """Return a parser of the flags that the programs of experiments share.
+
+    directory: name of the flag for a directory.
+    contents: what the directory has, for the help.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     path = {"type": lambda text: pathlib.Path(text).expanduser().resolve()}
-    parser.add_argument("--workdir", required=True, help="directory of what is trained", **path)
+    parser.add_argument(f"--{directory}", required=True, help=f"directory of {contents}", **path)
     parser.add_argument("--results", default=record.RESULTS, help="folder of the results", **path)
     parser.add_argument(
         "--compilation-cache",

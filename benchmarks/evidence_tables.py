@@ -179,6 +179,9 @@ def robustness(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         for field, (name, factor) in FIGURES.items():
             of.setdefault(line["arm"], {}).setdefault(name, []).append(factor * line[field])
+    seeds = {arm: [line["seed"] for line in lines if line["arm"] == arm] for arm in of}
+    if len(set(map(tuple, seeds.values()))) > 1:
+        raise ValueError(f"arms are paired by seed, got different ones: {seeds}; run the missing ones")
     rows = []
     for arm, figures in of.items():
         spreads = [significance.spread(values) for values in figures.values()]

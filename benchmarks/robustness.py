@@ -22,7 +22,6 @@ errors (benchmarks/evidence.py). The fields of a result:
 Hardware and time: one to two and a half minutes a model on 2 CPU cores, beside other programs.
 """
 
-import argparse
 import collections
 import hashlib
 import importlib.metadata
@@ -34,8 +33,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import evidence
-import jax
-import record
 import textattack
 from evidence import Line
 from textattack import transformations
@@ -137,9 +134,9 @@ def measured(directory: pathlib.Path, examples: Examples) -> Line:
         "examples": len(examples),
         "accuracy": len(attacked) / len(examples),
         "accuracy_under_attack": counts["r"] / len(examples),
-        "success_rate": len(found) / len(attacked),
-        "queries": statistics.fmean(result.num_queries for result in attacked),
-        "words_changed": statistics.fmean(map(words_changed, found)),
+        "success_rate": len(found) / len(attacked) if attacked else None,
+        "queries": statistics.fmean(result.num_queries for result in attacked) if attacked else None,
+        "words_changed": statistics.fmean(map(words_changed, found)) if found else None,
         "outcomes": outcomes,
         "seconds": time.monotonic() - begun,
         "load_average": [load, os.getloadavg()[0]],
@@ -147,23 +144,18 @@ def measured(directory: pathlib.Path, examples: Examples) -> Line:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Attack the models that have no result yet, and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", required=True, type=pathlib.Path, help="directory of the comparison")
+    parser = evidence.options(__doc__, "suite", "the comparison")
     parser.add_argument("--data", required=True, help="folder with the tasks' files")
-    parser.add_argument("--results", default=record.RESULTS, type=pathlib.Path, help="folder of the files of results")
-    parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
-    options = parser.parse_args(arguments)
-    if options.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).resolve()))
+    options = parser.parse_args()
     examples, trials = development_examples(options.data), victims(options.suite)
 
     def measure(victim: Victim, lines: Sequence[Line]) -> Line:
         line = measured(trials[victim], examples)
         print(
             f"{victim.arm} seed {victim.seed}: accuracy {line['accuracy']:.3f}, "
-            f"{line['accuracy_under_attack']:.3f} under attack, {line['queries']:.1f} queries, {line['seconds']:.0f} s",
+            f"{line['accuracy_under_attack']:.3f} under attack, {line['seconds']:.0f} s",
             flush=True,
         )
         return line
@@ -173,4 +165,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    evidence.start(main)

@@ -85,17 +85,29 @@ def test_other_code_is_refused(clone, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["ag_jax/a.py", "benchmarks/program.py"])
-def test_code_that_changes_while_a_point_is_measured(clone, tmp_path, name):
-    def measure(point, lines):
+@pytest.mark.parametrize("is_between", [False, True])
+def test_code_that_changes_while_it_runs(clone, tmp_path, name, is_between):
+    """While a point is measured, or between two points."""
+    calls = []
+
+    def change():
         (clone / name).write_text("x = 3\n")
         git(clone, "commit", "-qam", "second")
+
+    def points(lines):
+        if lines and is_between and "3" not in (clone / name).read_text():
+            change()
+        return [Arm("ag", seed) for seed in range(2)], True
+
+    def measure(point, lines):
+        calls.append(point)
+        if not is_between:
+            change()
         return {}
 
     with pytest.raises(ValueError, match="changed since"):
-        evidence.run(
-            tmp_path / "x", clone / "benchmarks" / "program.py", lambda _: ([Arm("ag", 0), Arm("ag", 1)], True), measure
-        )
-    assert not evidence.read(tmp_path / "x")
+        evidence.run(tmp_path / "x", clone / "benchmarks" / "program.py", points, measure)
+    assert len(calls) == 1 and len(evidence.read(tmp_path / "x")) == is_between
 
 
 def test_results_with_other_options_are_refused(clone, tmp_path):

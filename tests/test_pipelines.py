@@ -185,7 +185,9 @@ def test_classify(places, opened):
         likely = sum(yes > (threshold or 0.5))
         assert [of.text for of in several(first, threshold=threshold)] == ordered[:likely]
     model = ag_jax.load(places / "multilabel")
-    assert model.predict([first, first]) == [[guess.text for guess in several(first)]] * 2 == model.predict(first) * 2
+    predicted = [label for label, probability in zip(several.labels, yes, strict=True) if probability > 0.5]
+    assert model.predict([first, first]) == [predicted] * 2 == model.predict(first) * 2
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(several._model.apply.args))  # put there once
     np.testing.assert_allclose(model.predict_proba([first])[0], yes, rtol=1e-4)
     expected = 5 * logits_of(places / "regression", row(first))[0]  # the scale of the task
     assert number(first) == pytest.approx(expected, rel=1e-4) and number(["good", first])[1] == pytest.approx(

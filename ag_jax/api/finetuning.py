@@ -3,10 +3,9 @@
 import dataclasses
 import functools
 import html
-import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -136,6 +135,8 @@ def finetune(
     with everything saved, if it is interrupted.
     """
     with calls.training("finetune", progress):
+        if isinstance(seeds, int):
+            raise ValueError(f"seeds must be a list of seeds, got {seeds}: give seeds=({seeds},), or range({seeds})")
         directory = contents.output_directory(workdir, contents.SUITE)
         opened_at = {} if step_of(model) is None else {"step": step_of(model)}
         settings = {"seeds": list(seeds), **opened_at, **(settings or {})}
@@ -170,7 +171,7 @@ def finetune(
 
 def _label_columns(label: str | Sequence[str], kind: str | None) -> tuple[str, list[str], str | None]:
     """Return the setting `label`, the columns that it names, and the kind, which several columns decide."""
-    if isinstance(label, str) or not isinstance(label, Sequence):
+    if isinstance(label, str) or not isinstance(label, Iterable):
         columns = label_sets.columns_of(str(label)) if kind == "multilabel" else (str(label),)
         return str(label), [*columns], kind
     columns = tuple(map(str, label))
@@ -180,22 +181,20 @@ def _label_columns(label: str | Sequence[str], kind: str | None) -> tuple[str, l
 
 
 def _kind(file: str, text: str, label: str) -> str:
-    """Return the kind of task that the first label of a file of data in memory belongs to.
-
-    A first label that is an empty list says nothing, so that the first other one decides.
-    """
+    """Return the kind of task that the labels of a file of data in memory belong to; the first list decides."""
     with epath.Path(file).open() as lines:
-        records = map(json.loads, lines)
-        record = next(records)
-        labels = (one[label] for one in itertools.chain([record], records))
-        value: Any = next((one for one in labels if one != []), [])
-    is_tagged = isinstance(record[text], list)
-    if isinstance(value, list) and not any(isinstance(item, dict) for item in value) and not is_tagged:
+        records = [json.loads(line) for line in lines]
+    labels = [record[label] for record in records if record[label] is not None]
+    types = {*map(type, labels)}
+    # An empty list says nothing about what is in others.
+    value: Any = next((one for one in labels if isinstance(one, list) and one), [] if list in types else None)
+    if value is None:
+        numbers = float in types and types <= {int, float}
+        return "regression" if numbers else "span" if dict in types else "classification"
+    if not any(isinstance(item, dict) for item in value) and not isinstance(records[0][text], list):
         return "multilabel"
-    if isinstance(value, list) and any(isinstance(item, int) for item in value):
+    if any(isinstance(item, int) for item in value):
         raise ValueError(
             f"expected tags as texts, such as B-PER, got numbers in the column {label!r}: give their names"
         )
-    if isinstance(value, list):
-        return "tagging" if all(isinstance(item, str) for item in value) else "span"
-    return {float: "regression", dict: "span"}.get(type(value), "classification")
+    return "tagging" if all(isinstance(item, str) for item in value) else "span"

@@ -254,7 +254,7 @@ class Model:
     def predict(self, texts: Any, second: Any = None) -> list[Any]:
         """Return the class of each text, of the type that the labels had in training, or the number of a regression.
 
-        A model of a multi-label task gives a list of labels for each text, which may be empty.
+        A model of a multi-label task gives a list of labels for each text, in the order of `labels`; it may be empty.
 
         texts: a list of texts or of pairs of texts.
         second: the second texts of pairs.
@@ -266,7 +266,8 @@ class Model:
     def _labels_of(self, result: Any) -> Any:
         """Return the label of a guess, the labels of a list of guesses, or a number as it is."""
         if isinstance(result, list):
-            return [self.label(guess.text) for guess in result]
+            names = {guess.text for guess in result}
+            return [self.label(name) for name in self._tuned.head.labels if name in names]
         return self.label(result.text) if isinstance(result, Guess) else result
 
     def predict_proba(self, texts: Any, second: Any = None) -> np.ndarray:

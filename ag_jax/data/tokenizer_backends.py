@@ -37,6 +37,7 @@ class _Library:
     pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
     languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
     is_normalized_by_sentencepiece = False
+    has_whole_words = False  # whether every token is a word
     continuation = ""  # what is before tokens that continue a word, such as "##"; "" if nothing is
     ending = ""  # what is behind the last token of a word, such as "</w>"; "" if nothing is
 
@@ -74,6 +75,7 @@ class HuggingFace(_Library):
         self._encode: fast_tokenizer.Encode = self._encode_exactly
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.special_tokens = self._delimiters()
+        self.has_whole_words = isinstance(tokenizer.model, huggingface.models.WordLevel)
         self.continuation = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
         self.ending = getattr(tokenizer.model, "end_of_word_suffix", None) or ""
         unknown = getattr(tokenizer.model, "unk_token", None)

@@ -180,6 +180,8 @@ class Tokenizer:
     @functools.cached_property
     def word_borders(self) -> words.Borders:
         """Which tokens begin and end a word. Raises ValueError if the tokens do not tell where words begin."""
+        if self._backend.has_whole_words:
+            return words.whole(self.vocabulary_size)
         tokens, ending = self.tokens(range(self.vocabulary_size)), self._backend.ending
         if ending:
             tokens = [token.removesuffix(ending) + SPACE if token.endswith(ending) else token for token in tokens]

@@ -10,8 +10,8 @@ import numpy as np
 
 from ag_jax.data.sentencepiece_models import SPACE
 
-INSIDE = re.compile(r"['’.,:/&@‐-]")  # what joins the characters around it to one word
-UNSPACED = re.compile(
+_INSIDE = re.compile(r"['’.,:/&@‐-]")  # what joins the characters around it to one word
+_UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")  # parts of a character, as `Tokenizer.tokens` writes them
@@ -34,12 +34,18 @@ def kind(character: str) -> str:
     """Return `u` for scripts without spaces, `i` for what joins words, `p` for other marks, `w` for all but spaces."""
     if character.isspace():
         return " "
-    if UNSPACED.match(character):
+    if _UNSPACED.match(character):
         return "u"
-    if INSIDE.match(character):
+    if _INSIDE.match(character):
         return "i"
     is_mark = unicodedata.category(character)[0] == "P" and character != "_"
     return "p" if is_mark else "w"
+
+
+def whole(vocabulary_size: int) -> Borders:
+    """Return where words begin and end if every token of a vocabulary is a word."""
+    is_word_V = np.ones(vocabulary_size, bool)
+    return Borders(is_word_V, is_word_V, ~is_word_V)
 
 
 def borders(tokens: Sequence[str], continuation: str = "") -> Borders:

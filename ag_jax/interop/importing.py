@@ -335,7 +335,7 @@ def parameters(
     left_out = names.check(
         entries,
         stored,
-        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
+        f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} of its settings",
         (*expected, *task_head, *source.family.left_out),
         "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=classifier,qa_outputs",
     )

@@ -87,8 +87,8 @@ class ExperimentConfig:
         if self.next_sentence and self.model.token_types < 2:
             raise ValueError(
                 f"data.format={self.data.format} marks two segments, but "
-                f"model.token_types={self.model.token_types}: set it to 2 or, with an encoder that was trained with fewer "
-                "types, choose data.format=full_sentences or doc_sentences"
+                f"model.token_types={self.model.token_types}: set it to 2 or, with an encoder that was trained with "
+                "fewer types, choose data.format=full_sentences or doc_sentences"
             )
         self._check_replaced_tokens()
         self._check_translation()

@@ -40,6 +40,7 @@ def test_borders_by_space():
     assert [token for token, is_space in zip(tokens, found.is_space_V, strict=True) if is_space] == ["▁", "<0x0A>"]
     with pytest.raises(ValueError, match="unit=token"):
         words.borders(["the", "ing", "."])
+    assert words.whole(2).begins_V.all() and not words.whole(2).is_space_V.any()
 
 
 def test_borders_by_the_mark_of_the_library():

@@ -96,7 +96,8 @@ def task_model(tuned: FineTuned, accepted: Sequence[str], directory: str) -> Tas
     settings: dict[str, Any] = {"labels": head.labels, "span": (head.low, head.high), "answerable": head.answerable}
     settings["pair_limit"] = of_catalogue.pair_limit if of_catalogue else 0  # so that texts are cut as in training
     task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
-    # The parameters are an argument, because a program that holds them as constants takes twice as long to compile.
+    # The parameters are an argument, because a program that holds them as constants takes twice as long to compile;
+    # they are put on the device once, and not for each batch.
     compiled = jax.jit(lambda params, batch: tuned.model.apply({"params": params}, batch, deterministic=True))
-    apply = functools.partial(compiled, tuned.params)
+    apply = functools.partial(compiled, jax.device_put(tuned.params))
     return TaskModel(tuned, task, min(head.max_length, tuned.config.max_length), apply)

@@ -433,6 +433,13 @@ def load(
     items = [example for group in groups for example in group]
     if not items:
         raise ValueError(f"{file}: all of {len(problems)} rows are malformed, the first: {problems[0]}")
+    if (
+        settings.kind == "multilabel"
+        and not is_labelled(split)
+        and all(getattr(of, "label", None) == () for of in items)
+    ):
+        unlabelled: Any = {"label": None}  # a column that nobody filled in
+        items = [dataclasses.replace(item, **unlabelled) for item in items]
     # Predictions are matched with examples by id.
     if duplicates := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
         raise ValueError(f"{file}: expected a different id for each example, got {duplicates[0]!r} more than once")
@@ -460,6 +467,10 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
         is_plain = task.scheme == "plain"
         read_as = "plain, without entities, which need tags such as B-PER" if is_plain else task.scheme.upper()
         remarks.append(f"the tags are read as {read_as}: {', '.join(task.labels)}")
+    if task.kind == "classification" and any(label.startswith("[") for label in task.labels):
+        remarks.append("some classes look like lists: kind=multilabel reads lists of labels")
+    if task.kind == "multilabel":
+        remarks.append(f"the labels are {', '.join(task.labels)}")
     spellings = Counter(map(str.casefold, task.labels))
     if similar := [label for label in task.labels if spellings[label.casefold()] > 1]:
         remarks.append(f"labels that differ only in upper and lower case are different ones: {', '.join(similar)}")

@@ -35,6 +35,11 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
         except ValueError:
             continue
     names = [label for label in counts if not custom_records.is_missing(label)]
+    if not names and any(isinstance(record.get(column), list) for _, record in _records(located)):
+        raise ValueError(
+            f"{file}: expected a class in each row of the column {column!r}, got lists; set kind=multilabel if an "
+            "example has several labels"
+        )
     are_unique = len(names) > 2 and all(counts[label] == 1 for label in names)
     if len(names) < 2 or are_unique:
         got = f"{len(names)} classes in as many rows" if are_unique else ", ".join(names) or "none"
@@ -63,6 +68,17 @@ def of_sets(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
             f"{file}: expected lists of labels in the column {column!r}, with several examples of each label, got "
             f"{f'{len(labels)} labels, none of them twice' if labels else 'none'}; set {setting} to the column with "
             "the labels, or list them in labels"
+        )
+    lists = [of for of in _sets(located, column) if of]
+    if len({*map(len, lists)}) == 1 < len(lists[0]) and all(value in (0, 1) for of in lists for value in of):
+        raise ValueError(
+            f"{file}: expected lists of the labels of each example in the column {column!r}, got vectors of 0 and 1, "
+            f"such as {lists[0]}; give a column of 0 and 1 for each label, and name them all in {setting}"
+        )
+    if all(str(record.get(column)).strip().casefold() in label_sets.FLAGS for _, record in _records(located)):
+        raise ValueError(
+            f"{file}: expected names of labels in the column {column!r}, got only {', '.join(labels)}; name all "
+            f"columns of 0 and 1 in {setting}, or set kind=classification for a single one"
         )
     lookalikes.check(labels, f"{file}, column {column!r}")
     return tuple(sorted(labels, key=_order))

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,10 @@ from ag_jax.data.records.formats import Record
 from ag_jax.data.tasks import custom_records
 from ag_jax.data.tasks.task import Task
 
-_FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+# Two texts without a comma between them, as numpy writes an array; Python joins these.
+_NO_COMMA = re.compile(r"""['"]\s+['"]""")
+_OTHER = re.compile(r"[{(]|(array|set|frozenset)\(")  # how Python writes other collections
+FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 def columns_of(setting: str) -> tuple[str, ...]:
@@ -71,13 +75,15 @@ def of_record(record: Record, columns: Sequence[str], task: Task, labelled: bool
 
 
 def _listed(text: str) -> Any:
-    """Return the labels in a text; None for what begins like a list and is none."""
+    """Return the labels in a text; None for what begins like a list, a set or an array and is no list."""
     if not text.startswith("["):
-        return [name.strip() for name in text.split(",")] if text else []
+        return None if _OTHER.match(text) else [name.strip() for name in text.split(",")] if text else []
     try:
         return json.loads(text)
     except ValueError:
         pass
+    if _NO_COMMA.search(text):
+        return None
     try:
         return ast.literal_eval(text)  # pandas writes a list as Python does
     except (ValueError, SyntaxError):
@@ -89,6 +95,6 @@ def _flag(value: Any, column: str) -> bool | None:
     written = custom_records.label_text(value, column, "0 or 1")
     if custom_records.is_missing(written):
         return None
-    if written.casefold() not in _FLAGS:
+    if written.casefold() not in FLAGS:
         raise ValueError(f"expected 0 or 1 in the column {column!r}, got {value!r}")
-    return _FLAGS[written.casefold()]
+    return FLAGS[written.casefold()]

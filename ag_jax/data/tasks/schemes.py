@@ -39,10 +39,12 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
     One rule reads all schemes but plain: adjacent words with tags of one type are an entity, which ends before B-, S-
     and U- and behind E-, L-, S- and U-. So tags that are not well-formed, as models predict them, have entities, too:
-    those that the script conlleval and seqeval's default mode find. Indices count from 0.
+    those that the script conlleval and seqeval's default mode find if L and U are written as E and S. Other tags than
+    these, such as [SEP], are read as O. Indices count from 0.
     """
     kind, first, last = "", 0, ""
     for place, tag in enumerate([*tags, OUTSIDE]):
+        tag = tag if _TAG.fullmatch(tag) else OUTSIDE
         mark = tag[:1]
         continues = tag != OUTSIDE and tag[2:] == kind and mark in "IEL" and last in "BI"
         if kind and not continues:

@@ -141,8 +141,9 @@ def test_sets_of_labels_are_the_same_in_every_form(tmp_path):
     assert settings(tmp_path, **columns).labels == ("b", "a", "c"), "in the order of the columns"
     assert [one.label for one in read(tmp_path, **columns, labels=("a", "b", "c"))] == expected
     write(tmp_path, {"d.csv": "review\nx\ny\n"})
-    tests = [load(tmp_path, "test", test=file, **given) for file in ("c.csv", "d.csv")]
-    assert [[one.label for one in of] for of in tests] == [[(), None, (0,)], [None, None]]
+    write(tmp_path, {"e.csv": "review,stars\nx,\ny,\n"})
+    tests = [load(tmp_path, "test", test=file, **given) for file in ("c.csv", "d.csv", "e.csv")]
+    assert [[one.label for one in of] for of in tests] == [[(), None, (0,)], [None, None], [None, None]]
     assert [one.label for one in load(tmp_path, "test", test="d.csv", **columns)] == [None, None]
     write(tmp_path, {"a.jsonl": lines(*({"review": "x", "stars": of} for of in ([3, 10], [], [3], [10, 2])))})
     found = settings(tmp_path, **given, train="a.jsonl")
@@ -306,6 +307,10 @@ BAD = [
     (FLAGS, "csv", "review,a\nx,1\n", "'b'|own.custom.label"),
     (SETS_OF, "csv", "review,stars\nx,\nx,[]\n", "'stars'|got none|own.custom.label"),
     (SETS_OF, "csv", "review,stars\nx,e f\nx,g\nx,h\n", "'stars'|3 labels|own.custom.label"),
+    (SETS_OF, "csv", "review,stars\nx,0\nx,1\nx,1\n", "'stars'|got only 0, 1|own.custom.label"),
+    (SETS_OF, "csv", "review,stars\nx,a\nx,a\nx,['a' 'b']\nx,{'a'}\n", "line 4|'stars'|line 5"),
+    (SETS_OF, "jsonl", lines(*({"review": "x", "stars": of} for of in ([0, 1], [1, 0], []))), "vectors|[0, 1]"),
+    ({}, "jsonl", KNOWN, "'stars'|got lists|kind=multilabel"),
     (SETS_OF, "jsonl", KNOWN + lines({"review": "x", "stars": None}, {"review": "x", "stars": "NaN"}), "line 4|line 5"),
     (SETS_OF, "jsonl", KNOWN + lines(*({"review": "x", "stars": of} for of in (3, [["a"]]))), "line 4|3|line 5"),
     (SETS_OF, "jsonl", KNOWN + lines({"review": "x", "stars": ["a", "b", "a"]}), "line 4|'a'|more than once"),
@@ -394,9 +399,11 @@ def test_what_the_report_notes(tmp_path):
     (of_f1, held_out), _ = notes(train="c.csv")
     assert of_f1.endswith(" class 2") and held_out.startswith("validation: ")
     write(tmp_path, {"s.csv": "review,stars\nx,a\ny,\nz,\nw,a\n"})
-    empty, missing = notes(kind="multilabel", train="s.csv", validation="b.csv", labels=("a", "b", "1", "2"))[0]
-    assert empty.startswith("train: 2 of 4 ") and missing.endswith(" label b, 1, 2")
-    (single, _), _ = notes(kind="multilabel", train="b.csv", validation="s.csv", labels=("1", "2", "a"))
+    (named, empty, missing), _ = notes(
+        kind="multilabel", train="s.csv", validation="b.csv", labels=("a", "b", "1", "2")
+    )
+    assert named.endswith(" a, b, 1, 2") and empty.startswith("train: 2 of 4 ") and missing.endswith(" label b, 1, 2")
+    (_, single, _), _ = notes(kind="multilabel", train="b.csv", validation="s.csv", labels=("1", "2", "a"))
     assert "kind=classification" in single
     (every, repeated), splits = notes(kind="span", train="a.jsonl", validation="b.jsonl")
     assert "every training question" in every and repeated.startswith("validation: 1 of 2 ")

@@ -46,6 +46,7 @@ def test_entities_become_tags_and_tags_entities(scheme):
         expected = drawn(rng, int(words))
         tags = schemes.tags(expected, int(words), scheme)
         assert list(schemes.entities(tags)) == expected
+        assert list(schemes.entities([*tags, "X", "[SEP]", "LABEL_1"])) == expected
         schemes.check(tags, labels, scheme)
     sentences = [schemes.tags(drawn(rng, 12), 12, scheme) for _ in range(30)]
     assert schemes.recognised(sentences) == scheme  # also if a few are misplaced
