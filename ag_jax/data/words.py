@@ -20,9 +20,9 @@ _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")  # parts of a character, as `Tokeniz
 class Borders(NamedTuple):
     """Where words begin and end, by token id: booleans `V`.
 
-    begins_V: whether a word begins at a token, whatever is before it.
+    begins_V: whether a word begins at a token, unless the token before it is white space alone.
     ends_V: whether a word ends with a token, whatever follows.
-    is_space_V: whether a token is white space alone, which the next token continues, whatever that is.
+    is_space_V: whether a token is white space alone; the next token belongs to the same word, whatever it is.
     """
 
     begins_V: np.ndarray
@@ -55,10 +55,10 @@ def borders(tokens: Sequence[str], continuation: str = "") -> Borders:
     continuation: what is before a token that continues a word, such as "##"; "" if spaces tell where words begin.
 
     With a `continuation`, a word begins at every token without it (BERT). Otherwise a word begins at a token that
-    begins with white space. A token of punctuation or of symbols of ASCII alone is a word, as is one of a script
-    without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese). All other tokens continue the word of the token
-    before them: white space alone is the beginning of the word after it, and the parts of a character, of whatever
-    kind, belong to the word of its first part.
+    begins with white space, and ends with one that ends with it. A token that is only punctuation or ASCII symbols is a
+    word, as is one of a script without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese). Any other token continues
+    the word before it, unless that has ended. The parts of a character that is split into bytes belong to the word of
+    its first part.
 
     Raises ValueError if the tokens do not tell where words begin.
     """
@@ -87,7 +87,11 @@ def _borders(token: str) -> tuple[bool, bool, bool, bool]:
 
 
 def _completed(part: re.Match[str]) -> str:
-    """Return the first character of Unicode that begins with these bytes; no letter for bytes that begin none."""
+    """Return the first character of Unicode that begins with these bytes; no letter for bytes that begin none.
+
+    Parts of a character are no white space, although the first character that begins like “ is a wide space.
+    """
     content = bytes.fromhex(part[0].replace("<0x", "").replace(">", ""))
     length = next((length for length, least in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if content[0] >= least), 1)
-    return (content + b"\x80" * length)[:length].decode(errors="replace")
+    character = (content + b"\x80" * length)[:length].decode(errors="replace")
+    return "\ufffd" if character.isspace() and len(content) < length else character

@@ -176,10 +176,11 @@ def _name(name: str) -> str:
 def symbols(file: pathlib.Path | epath.Path) -> list[str]:
     """Return the symbols of a dict.txt in the order of their token ids, with the special tokens around them.
 
-    Where a line overwrites a symbol, the earlier one ends in NOTUSED, as CamemBERT's tokenizer in transformers has it.
-    The token for unknown text keeps its id, so then the later one does.
+    Where a line is marked as overwriting a symbol, the earlier one gets NOTUSED at its end, as in CamemBERT's tokenizer
+    in transformers; of <unk>, which keeps its id, the later one gets it.
 
-    Raises ValueError for a line that is no symbol with a count, and for a symbol that is there twice.
+    Raises ValueError for a line that is no symbol with a count, and for a symbol that is there twice, or is one of the
+    special tokens before the lines, without that mark.
     """
     *found, mask = ROBERTA_SPECIALS
     ids = {symbol: id for id, symbol in enumerate(found)}

@@ -113,10 +113,10 @@ def read(directory: pathlib.Path) -> Source:
 def _without_unused_types(
     directory: pathlib.Path, family: Family, fields: dict[str, Any], tensors: Tensors
 ) -> tuple[Tensors, tuple[str, ...]]:
-    """Return (tensors, what was left out), where a RoBERTa has one token type if its tokenizer gives no other.
+    """Return (tensors, what was left out): the further token types of a RoBERTa whose tokenizer gives type 0 alone.
 
-    RoBERTa's class in transformers makes a table of two types by default, and its tokenizers give type 0 to all
-    texts, so the further rows were never trained.
+    RoBERTa's class in transformers makes a table of two types by default. Rows of types that the tokenizer never gives
+    were never trained.
 
     fields: of the EncoderConfig, in which `token_types` is set to 1 then.
     """

@@ -27,11 +27,12 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Where a tensor is stored: the file, the name of the stored tensor, and which rows of that it consists of.
+    """Where a tensor is stored: the file, the name of the stored tensor, and which of its rows the tensor has.
 
-    name: None for a tensor of zeros, which is not stored.
-    shape: of the tensor.
-    rows: the first row and the one after the last; None for all.
+    file: for a tensor of zeros, which is not stored, the file that messages name.
+    name: None for a tensor of zeros.
+    shape: of the tensor, which may be a part of the stored one.
+    rows: the first row and the one after the last, in the stored tensor; None for all.
     """
 
     file: pathlib.Path
@@ -74,9 +75,9 @@ class Tensors:
         return Tensors(entries)
 
     def cut(self, name: str, parts: Mapping[str, tuple[int, int]]) -> "Tensors":
-        """Return these tensors with parts of one in its place.
+        """Return these tensors with parts of one in its place; rows of no part are left out.
 
-        name: the tensor to be cut, which is a stored one.
+        name: the tensor to be cut, which is stored and was not cut before.
         parts: {name of the part: (its first row, the row after its last)}.
         Raises ValueError if another tensor has the name of a part.
         """

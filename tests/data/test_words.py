@@ -28,6 +28,8 @@ BY_SPACE = [
     ("<0xA9>", False, False),
     ("<0xC3>", False, False),  # of é
     ("<0xF0><0x9F>", False, False),  # of an emoji
+    ("<0xE2>", False, False),  # of a quotation mark, or of many others
+    ("<0xE2><0x80>", False, False),
     ("<0x0A>", True, False),
     ("", True, False),
 ]

@@ -325,7 +325,7 @@ class NullText(ValueError):
     """The error for a record without a text, which readers yield in place of the text.
 
     skip: name of the setting that leaves such records out.
-    is_missing: whether the record has no such field; otherwise null is in it.
+    is_missing: whether the record lacks the field of the text; otherwise null or NaN is in it.
     """
 
     def __init__(self, message: str, skip: str, is_missing: bool):
@@ -336,12 +336,12 @@ class NullText(ValueError):
 def without_nulls(
     items: Iterable[Item | NullText], skip_null: bool, left_out: collections.Counter[str] | None = None
 ) -> Iterator[Item]:
-    """Yield the texts of a file, or its pairs of texts, without those that are null.
+    """Yield the texts of a file, or its pairs of texts, without those that are null or missing.
 
-    skip_null: whether null is left out; otherwise it is an error.
+    skip_null: whether such texts are left out; otherwise they are an error.
     left_out: if given, counts what is left out as `NULLS`.
 
-    Raises ValueError in any case if no record of the file has the field.
+    Raises ValueError after the last record if all records lack the field, also with `skip_null`.
     """
     missing, has_field = None, False
     for item in items:

@@ -77,7 +77,8 @@ class CustomTask:
     scheme: how tags mark the words of entities: bio, iob1, ioe1, ioe2, bioes or bilou; plain tags, such as parts of
         speech, mark none. None takes plain if no tag of the training file begins like B-, I-, E-, L-, S- or U-, and
         otherwise the first scheme in which the fewest of its sentences have a misplaced tag, tried in the order bio,
-        iob1, ioe2, ioe1, bioes, bilou: tags of O and I- alone are iob1. The program fills in another one than bio.
+        iob1, ioe2, ioe1, bioes, bilou: tags of O and I- alone are iob1. The program stores what it takes, but None for
+        bio.
     label_type: type of the classes in the training file, which the program fills in.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.

@@ -72,10 +72,10 @@ def tags(of: Sequence[Entity], words: int, scheme: Scheme) -> list[str]:
 
 
 def strict_entities(tags_of_words: Sequence[str], scheme: Scheme) -> list[Entity]:
-    """Return the entities in the tags of a sentence whose tags are as the scheme writes them, as seqeval's strict mode.
+    """Return the entities in the tags of a sentence each of whose tags is what the scheme writes for them.
 
-    seqeval 1.2.2 finds others in the scheme ioe1, where it misses the entity behind one that ends with E-, and in tags
-    of the scheme iob1 that are not well-formed.
+    seqeval's strict mode finds the same, except (in version 1.2.2) in the scheme ioe1, where it misses the entity
+    behind one that ends with E-, and in tags of the scheme iob1 that are not well-formed.
     """
     found = [*entities(tags_of_words)]
     expected = tags(found, len(tags_of_words), scheme)
@@ -115,9 +115,10 @@ def check(tags_of_words: Sequence[str], labels: Sequence[str], scheme: Scheme) -
 
 
 def recognised(sentences: Sequence[Sequence[str]]) -> Scheme:
-    """Return the scheme of tags: the one in which the fewest sentences are not well-formed, of equal ones the first.
+    """Return the scheme of tags: the one in which the fewest sentences are not well-formed.
 
-    Tags of which none begins with a mark, such as B-, are plain, unless all are O.
+    Of equal ones it is the first of bio, iob1, ioe2, ioe1, bioes and bilou. Tags of which none begins with a mark, such
+    as B-, are plain, unless all are O, which is bio.
     """
     different = {tag for of_words in sentences for tag in of_words} - {OUTSIDE}
     if different and not any(map(_TAG.fullmatch, different)):

@@ -46,12 +46,13 @@ class Corrupted(NamedTuple):
 def max_masked(config: MaskingConfig, sequence_length: int) -> int:
     """Return M, the number of slots for masked positions in a row: a static bound for rows of `sequence_length` tokens.
 
-    For Bernoulli choices it is the mean plus four standard deviations; in a row with more chosen tokens (3 rows in
-    100,000), some of them, picked at random, stay unmasked. Tokens of a word are chosen together, so the variance for
-    whole words is higher by the factor sum(n^2) / sum(n), for words of n tokens. The bound has four standard deviations
-    for a factor of 4: 10 rows in 100,000 have more if all words have 4 tokens, 2 if all have 3. (The factor of English
-    is 1.1 to 1.4 with vocabularies of 30,000 tokens and more, and up to 3.3 with one of 1,000.) What stays unmasked are
-    whole words.
+    For a fixed count it is that count, the mean rounded up. For Bernoulli choices of tokens it is the mean plus four
+    standard deviations; in a row with more chosen tokens (3 rows in 100,000), some of them, picked at random, stay
+    unmasked. Tokens of a word are chosen together, so the variance for whole words is higher by the factor
+    sum(n^2) / sum(n), for words of n tokens. For them the bound has twice as many standard deviations of single tokens,
+    which are four for a factor of 4: then 10 rows in 100,000 have more, at a rate of .15. (The factor of English is 1.1
+    to 1.4 with vocabularies of 30,000 tokens and more, and up to 3.3 with one of 1,000.) What stays unmasked are whole
+    words, long ones more often.
     """
     rate = config.highest_rate
     mean = rate * sequence_length
@@ -177,13 +178,14 @@ def _choose_words(config, rate, keys_BL, begins_BL, maskable_BL, number_B, row_B
     """Return which tokens belong to the words that are masked: booleans `BL`.
 
     rate: probability of each word, with `count="bernoulli"`.
-    keys_BL: a random key of each token. A word has that of its first token.
+    keys_BL: a random key of each token. A word has that of its first token, or the smallest of the spans that cover it.
     begins_BL: at which tokens a word begins.
-    maskable_BL: whether each token may be masked. All tokens of a word may, or none.
+    maskable_BL: whether each token may be masked; the same for all tokens of a word.
     number_B: the largest number of tokens to mask.
     row_B1: a random number for each row, for spans.
 
-    Words are chosen in the order of their keys. One that has more tokens than there is still room for is passed over.
+    Words are chosen in the order of their keys, the smallest first. One that has more tokens than there is still room
+    for is passed over.
     """
     length = keys_BL.shape[1]
     word_BL = np.cumsum(begins_BL, axis=1) - 1  # the word of each token
