@@ -66,8 +66,8 @@ def make(family, kind, directory, **settings):
     labels = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
     if kind == "regression":
         labels = {"num_labels": 1, "problem_type": "regression"}
-    elif kind == "multilabel":
-        labels["problem_type"] = "multi_label_classification"
+    elif kind in ("classification", "multilabel"):
+        labels["problem_type"] = f"{'single' if kind == 'classification' else 'multi'}_label_classification"
     elif kind in ("choice", "span"):
         labels = {}
     model = getattr(T, FAMILIES[family] + ENDINGS[kind])
