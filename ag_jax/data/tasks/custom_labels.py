@@ -56,7 +56,8 @@ def of_sets(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
 
     setting: name of the setting that names the column, for errors.
 
-    Raises ValueError if there is no label, and if no label occurs twice, as in a column of texts.
+    Raises ValueError if there is no label, if no label occurs twice, as in a column of texts, for vectors of 0 and 1,
+    and for a column of single ones of these.
     """
     counts: Counter[str] = Counter()
     for values in _sets(located, column):
