@@ -241,7 +241,11 @@ def check_settings(stored: dict[str, Any] | None, config: ExperimentConfig, work
 
 def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     """Read the config of a run directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
-    return pretraining_config.read(storage.directory(workdir) / "config.json")
+    directory = storage.directory(workdir)
+    try:
+        return pretraining_config.read(directory / "config.json")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{directory} is no run directory: expected a config.json in it, got none") from error
 
 
 def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:

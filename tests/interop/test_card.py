@@ -68,7 +68,7 @@ def test_import_and_export_as_they_are_typed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("verb", "flags", "named"),
     [
-        ("export", {"destination": "out", "workdir": "nowhere"}, "nowhere/config.json"),
+        ("export", {"destination": "out", "workdir": "nowhere"}, "nowhere is"),
         ("export", {"destination": "out", "workdir": "y", "license": "my own"}, "--license"),
         ("export", {"destination": "out", "workdir": "y", "language": ["en", "german"]}, "--language"),
         ("export", {"destination": "out", "workdir": "y", "datasets": ["https://x/y"]}, "--datasets"),
