@@ -60,7 +60,8 @@ def of_sets(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
     and for a column of single ones of these.
     """
     counts: Counter[str] = Counter()
-    for values in _sets(located, column):
+    sets = [*_sets(located, column)]
+    for values in sets:
         counts.update({custom_records.label_text(value, column) for value in values})
     labels = [label for label in counts if not custom_records.is_missing(label)]
     are_unique = len(labels) > 2 and all(counts[label] == 1 for label in labels)
@@ -70,7 +71,8 @@ def of_sets(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
             f"{f'{len(labels)} labels, none of them twice' if labels else 'none'}; set {setting} to the column with "
             "the labels, or list them in labels"
         )
-    lists = [of for of in _sets(located, column) if of]
+    lists = [of for of in sets if of]
+    # Vectors would be read as sets of the labels 0 and 1, which are the same for all examples.
     if len({*map(len, lists)}) == 1 < len(lists[0]) and all(value in (0, 1) for of in lists for value in of):
         raise ValueError(
             f"{file}: expected lists of the labels of each example in the column {column!r}, got vectors of 0 and 1, "
