@@ -29,7 +29,6 @@ from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
-from ag_jax.attention.patterns import Shift
 
 HEADS, WIDTH, RATE = 12, 64, 0.1
 REPEATS, CALLS = 20, 10
@@ -46,8 +45,9 @@ PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 def guides(rows: int, length: int) -> Guides:
     """Return guides for half of the heads, as by default: one Next, one Prev and four First."""
     segments_BL = jnp.ones((rows, length), jnp.int32)
+    neighbours = [patterns.neighbour(segments_BL, offset) for offset in (1, -1)]
     first_BL = jnp.broadcast_to(jnp.arange(length)[None, :] == 0, (rows, length))
-    return Guides((Shift(1), Shift(-1), patterns.columns(first_BL, segments_BL)), (1, 1, 4))
+    return Guides((*neighbours, patterns.columns(first_BL, segments_BL)), (1, 1, 4))
 
 
 def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0) -> Callable:
@@ -57,7 +57,7 @@ def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate
         segments = jnp.ones((rows, length), jnp.int32)
         settings = {"guides": guides(rows, length) if guided else None, "rate": rate, "key": jax.random.key(0)}
         mixed, found = attend(query, key, value, segments, segments, **settings)
-        return (mixed, found.sum_of_squares_BHQ, found.overlap_BHQ) if guided else (mixed,)
+        return (mixed, found.distance_BHQ, found.overlap_BHQ) if guided else (mixed,)
 
     return results
 

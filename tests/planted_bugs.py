@@ -52,17 +52,52 @@ class Bug:
 
 BUGS = (
     Bug(
+        "the cross-entropy of a pattern is divided by the tokens of a text, not by its queries with a target",
+        "ag_jax/attention/guidance.py",
+        "segments.totals(rows_BQ.astype(jnp.float32), segments_BQ)",
+        "segments.sizes(segments_BQ).astype(jnp.float32)",
+        "tests/attention/test_guidance.py",
+    ),
+    Bug(
+        "queries without a target have a gradient of the cross-entropy",
+        "ag_jax/attention/guidance.py",
+        "jnp.where(has_target_BQK[:, None], H_BHQK - P_BQK[:, None], 0.0)",
+        "H_BHQK - P_BQK[:, None]",
+        "tests/attention/test_guidance.py",
+    ),
+    Bug(
+        "a pointer may leave the text of its query",
+        "ag_jax/attention/patterns.py",
+        " & (key_segment_BQ == segments_BQ)",
+        "",
+        "tests/attention/test_guidance.py",
+    ),
+    Bug(
+        "masked tokens repeat others",
+        "ag_jax/attention/patterns.py",
+        "counts_BL = (segments_BL > 0) & ~masked_BL",
+        "counts_BL = segments_BL > 0",
+        "tests/attention/test_patterns.py",
+    ),
+    Bug(
+        "the bias reads the tokens before masking",
+        "ag_jax/objectives/guided.py",
+        '"tokens" if self.config.mode == "bias" else "original"',
+        '"original"',
+        "tests/objectives/test_masked_lm_and_guided.py",
+    ),
+    Bug(
         "the guidance loss counts the overlap once, not twice",
         "ag_jax/attention/guidance.py",
-        "squares_NBHQ - 2.0 * overlap_NBHQ",
-        "squares_NBHQ - 1.0 * overlap_NBHQ",
+        "distance_NBHQ - 2.0 * overlap_NBHQ",
+        "distance_NBHQ - 1.0 * overlap_NBHQ",
         "tests/attention/test_guidance.py",
     ),
     Bug(
         "[Prev] is two tokens back",
         "ag_jax/attention/patterns.py",
-        "return Shift(-1)",
-        "return Shift(-2)",
+        "return neighbour(inputs.segments_BL, -1)",
+        "return neighbour(inputs.segments_BL, -2)",
         "tests/attention/test_guidance.py",
     ),
     Bug(
@@ -348,8 +383,8 @@ BUGS = (
     Bug(
         "a decoder's guides are found in what it predicts, not in what it reads",
         "ag_jax/objectives/guided.py",
-        'tokens_BL=batch["target_tokens"]',
-        'tokens_BL=batch["target_labels"]',
+        'tokens_BL = batch["target_tokens"]',
+        'tokens_BL = batch["target_labels"]',
         "tests/objectives/test_translation.py",
     ),
     Bug(
@@ -1047,8 +1082,8 @@ BUGS = (
     Bug(
         "the encoder's attention patterns look for full stops in the masked tokens, not in the original ones",
         "ag_jax/objectives/guided.py",
-        '            tokens_BL=rows["original"],',
-        '            tokens_BL=rows["tokens"],',
+        'rows["tokens" if self.config.mode == "bias" else "original"]',
+        'rows["tokens"]',
         "tests/objectives/test_masked_lm_and_guided.py",
     ),
     Bug(

@@ -303,8 +303,8 @@ from ag_jax.attention.patterns import columns
 
 (pathlib.Path(__file__).parent / "executed").touch()
 
-def second(tokens_BL, segments_BL, special):
-    return columns(segments.order(segments_BL) == 1, segments_BL)
+def second(inputs):
+    return columns(segments.order(inputs.segments_BL) == 1, inputs.segments_BL)
 """
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ag_jax.attention import guidance
 from ag_jax.attention.config import DisentangledConfig, GuidanceConfig
-from ag_jax.attention.patterns import PATTERNS, PatternTokens
+from ag_jax.attention.patterns import PATTERNS, PatternInputs, PatternTokens
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Ports
@@ -226,7 +226,8 @@ def float64(tree):
 def guides(of_batch, assignment=ASSIGNMENT, after_dropout=False) -> guidance.Guides:
     """Return the attention targets of a batch for heads with the assigned patterns."""
     tokens_BL, segments_BL = jnp.asarray(of_batch["original"]), jnp.asarray(of_batch["segment_ids"])
-    targets = tuple(PATTERNS[name](tokens_BL, segments_BL, SPECIAL) for name, _ in assignment)
+    inputs = PatternInputs(tokens_BL, jnp.zeros(tokens_BL.shape, bool), segments_BL, SPECIAL)
+    targets = tuple(PATTERNS[name](inputs) for name, _ in assignment)
     return guidance.Guides(targets, tuple(count for _, count in assignment), after_dropout)
 
 

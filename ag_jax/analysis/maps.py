@@ -11,7 +11,7 @@ Shape letters: N layers, B batch, H heads, L length, Q query position, K key pos
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -351,37 +351,42 @@ def attention(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> A
     return Attention(sown["attention_weights"][0], sown["masked"][0] if "masked" in sown else None)
 
 
-def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
+def targets(maps: AttentionMaps, special: PatternTokens, names: Collection[str]) -> dict[str, np.ndarray]:
     """Return {pattern: target matrix `QK` (query, key)} for the sentence of `maps`.
 
     Rows without a target are uniform over the columns that they see (Deshpande & Narasimhan 2020). Raises ValueError
     for a pattern that attention of this kind cannot have.
     """
+    for name in names:
+        if "." not in name and not is_usable(name):
+            patterns.find_pattern(name)  # raises its error
     return {name: _target(maps, special, name)[0] for name in names}
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (a pattern's target matrix `QK`, booleans `Q`: which queries have a target) for the sentence of `maps`.
 
-    A custom pattern that may not be imported has no target, which is printed.
+    A custom pattern that may not be imported has no target, nor has a column of annotated text: this is printed.
     """
     if not is_usable(name):
+        reason = "its code is imported only with --trust_code (trust_code=True in Python)"
         warn_once(
-            f"the target of the pattern {name} is not shown: its code is imported only with --trust_code "
-            "(trust_code=True in Python)"
+            f"the target of the pattern {name} is not shown: "
+            + (reason if "." in name else "the sentence has no annotation of it")
         )
         queries, keys = maps.weights_NHQK.shape[-2:]
         return np.zeros((queries, keys), np.float32), np.zeros(queries, bool)
     tokens_BK = jnp.asarray(maps.ids_L)[None]
     segments_BK = jnp.ones(tokens_BK.shape, jnp.int32)
+    inputs = patterns.PatternInputs(tokens_BK, jnp.zeros(tokens_BK.shape, bool), segments_BK, special)
     if maps.kind == "cross":
         segments_BQ = jnp.ones((1, len(maps.row_tokens)), jnp.int32)
-        target = patterns.find_source_target(name, tokens_BK, segments_BK, segments_BQ, special)
+        target = patterns.find_source_target(name, inputs, segments_BQ)
         target_BQK = patterns.dense(target, segments_BQ, segments_BK)
         has_target_BQ = patterns.has_target(target, segments_BQ, segments_BK)
     else:
         band = band_of(maps.kind == "decoder", None)
-        target = patterns.find_target(name, tokens_BK, segments_BK, special)
+        target = patterns.find_target(name, inputs)
         target_BQK = patterns.dense(target, segments_BK, band=band)
         has_target_BQ = patterns.has_target(target, segments_BK, band=band)
     return np.asarray(target_BQK)[0], np.asarray(has_target_BQ)[0]

@@ -6,7 +6,7 @@ Shape letters: N layers, H heads.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,27 @@ from ag_jax.attention.config import GuidanceConfig
 from ag_jax.settings import imported
 
 PATTERNS = ("next", "prev", "first", "delim", "period", "same")  # those built in, which `patterns` defines
+REPETITIONS = ("previous_same", "after_previous_same")  # built in, too
+OF_SOURCES = ("diagonal", "alignment")  # of attention to a source
 
 
 def is_usable(name: str) -> bool:
-    """Return whether the pattern called `name` is built in, or custom and may be imported."""
-    return name in PATTERNS or name == "diagonal" or imported.is_allowed(name)
+    """Return whether the pattern called `name` has a target in any text: not if its code may not be imported, nor if
+    its targets are those of annotated text.
+    """
+    return name in (*PATTERNS, *REPETITIONS, "diagonal") or ("." in name and imported.is_allowed(name))
 
 
-def check_name(name: str) -> None:
+def _check_name(name: str, columns: Collection[str]) -> None:
     """Raise ValueError if there is no pattern called `name`.
+
+    columns: names of further patterns.
 
     Of a custom pattern that may not be imported (`imported.is_allowed`), only the form of its name is checked. A model
     that was trained with a custom pattern can thus be used without the pattern's module.
     """
-    if name not in PATTERNS and (not _is_import_path(name) or imported.is_allowed(name)):
+    is_unread = _is_import_path(name) and not imported.is_allowed(name)
+    if name not in (*PATTERNS, *REPETITIONS, *columns) and not is_unread:
         custom(name)
 
 
@@ -42,14 +49,19 @@ def custom(name: str) -> Callable[..., Any]:
     Raises ValueError as `imported.function` does, and if `name` is no import path.
     """
     if not _is_import_path(name):
-        raise ValueError(f"expected an attention pattern ({', '.join(PATTERNS)}) or module.function, got {name!r}")
+        raise ValueError(
+            f"expected an attention pattern ({', '.join((*PATTERNS, *REPETITIONS))}), module.function or a name of "
+            f"data.pointers, got {name!r}"
+        )
     return imported.function(f"the attention pattern {name!r}", name)
 
 
-def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
+def assign_heads(config: GuidanceConfig, heads: int, columns: Collection[str] = ()) -> tuple[tuple[str, int], ...]:
     """Return (pattern, number of heads that it guides in every layer) for each pattern, in the order of the heads.
 
     The remaining heads are free.
+
+    columns: names of the columns of pointers in annotated text, `data.pointers`.
 
     By lambda: one Next, one Prev and lambda * h - 2 First, lambda * h rounded half up (paper, section 5.3).
     Raises ValueError if lambda * h < 2, or if the explicit counts are malformed or exceed `heads`.
@@ -66,7 +78,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
                 f"Next and one for Prev; use a fraction of at least {math.ceil(1500 / heads) / 1000}"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
-    return _parse_heads("guidance.heads", config.heads, heads)
+    return _parse_heads("guidance.heads", config.heads, heads, columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,19 +149,22 @@ class Assignment:
         return np.vectorize(lambda name: name is not None, otypes=[bool])(self.patterns(layers, heads))
 
 
-def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[bool]) -> Assignment:
+def assign_encoder_heads(
+    config: GuidanceConfig, heads: int, is_local: Sequence[bool], columns: Collection[str] = ()
+) -> Assignment:
     """Return which heads of which layers of an encoder are guided by which pattern.
 
     In a guided layer (`guidance.guided_layers`), they are the heads of `assign_heads`.
 
     is_local: for each layer of the encoder, whether its attention is limited to a window.
+    columns: as in `assign_heads`.
 
     Raises ValueError as `assign_heads` and `guided_layers` do.
     """
     if config.mode == "none":
         return Assignment()
     layers = None if config.layers == "all" else tuple(layer_numbers(config, is_local))
-    return Assignment(assign_heads(config, heads), layers)
+    return Assignment(assign_heads(config, heads, columns), layers)
 
 
 def layer_numbers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
@@ -204,25 +219,24 @@ def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, i
     """
     if config.mode == "none" or not config.cross_heads:
         return ()
-    assignment = _parse_heads("guidance.cross_heads", config.cross_heads, heads, ("diagonal",))
-    if neighbours := [name for name, _ in assignment if name in ("next", "prev", "same")]:
+    assignment = _parse_heads("guidance.cross_heads", config.cross_heads, heads, OF_SOURCES)
+    if within := [name for name, _ in assignment if name in ("next", "prev", "same", *REPETITIONS)]:
         raise ValueError(
-            f"guidance.cross_heads={config.cross_heads!r}: {neighbours[0]} points at a neighbour in the same text, "
-            "which attention to the source does not have; use first, delim, period or diagonal"
+            f"guidance.cross_heads={config.cross_heads!r}: {within[0]} points from a token to another of the same "
+            "text, which attention to the source does not have; use first, delim, period, diagonal or alignment"
         )
     return assignment
 
 
-def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()) -> tuple[tuple[str, int], ...]:
+def _parse_heads(setting: str, text: str, heads: int, columns: Collection[str] = ()) -> tuple[tuple[str, int], ...]:
     """Return ((pattern, number of heads), ...) of a setting such as `next:1,prev:1`, after a check that it is valid.
 
     setting: name of the setting, for messages.
-    more: names of patterns that `check_name` does not know.
+    columns: as in `_check_name`.
     """
     assignment = read_heads(setting, text)
     for name, _ in assignment:
-        if name not in more:
-            check_name(name)
+        _check_name(name, columns)
     guided = sum(count for _, count in assignment)
     if guided > heads:
         raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
@@ -238,7 +252,7 @@ def not_allowed(config: GuidanceConfig) -> list[str]:
     """
     counts = (config.heads, config.decoder_heads, config.cross_heads) if config.mode != "none" else ()
     names = [name for text in counts if text for name, _ in read_heads("guidance", text)]
-    return [name for name in names if not is_usable(name)]
+    return [name for name in names if _is_import_path(name) and not imported.is_allowed(name)]
 
 
 def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:

@@ -8,6 +8,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 TERMS = ("c2p", "p2c")
+GuidanceLoss = Literal["squared", "cross_entropy"]
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
 Boundary = Literal["uniform", "zero", "ignore"]
 Absent = Literal["uniform", "ignore"]
@@ -20,35 +21,40 @@ class GuidanceConfig:
 
     mode: `loss` adds alpha(step) * L_AG to the objective; `bias` adds alpha(step) * P to the guided heads' scores, in
         training only; `none` is no guidance.
+    loss: distance of a guided row H of attention to its target P: `squared` is ||H - P||^2 (the paper), divided by the
+        square of the text's length. `cross_entropy` is KL(P || H), divided by the number of queries that have a target,
+        so that one `alpha`, of about .03, serves all lengths.
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
-        next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as
-        `module.function`.
+        next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, previous_same (the last
+        earlier position with the same token), after_previous_same (the position after it), custom ones, named as
+        `module.function`, and the columns of annotated text that `data.pointers` names, such as head.
     layers: layers of the encoder whose heads are guided: `all`, `global` or `local` ones (without or with
         `model.window`), or numbers from 0 with commas, such as 0-5,8.
     decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
         of these heads.
     cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
-        where `diagonal` is the token at the same place of the source, in proportion to the lengths of both texts; none
-        for no guidance of these heads.
+        where `diagonal` is the token at the same place of the source, in proportion to the lengths of both texts, and
+        `alignment` the aligned source word of `data.alignments`; none for no guidance of these heads.
     alpha: coefficient of the guidance at the first step; `schedule` says how it falls.
     alpha_rule: `value` takes `alpha`. `auto` takes the power of ten that brings alpha * L_AG nearest to the model's own
         loss, both of the first batch before the first step (in pre-training, with mode `loss`).
     schedule: `hold_then_linear` keeps alpha for `hold_steps` and then lowers it to 0 at the last step, `linear` lowers
         it from the start, `constant` keeps it.
     hold_steps: steps for which `hold_then_linear` keeps alpha.
-    reduction: how the n x n errors of a text become one number: the mean over the heads of each pattern, summed over
+    reduction: how the distances of a text become one number: the mean over the heads of each pattern, summed over
         patterns (`type_mean`); the mean over all guided heads (`head_mean`); or the plain sum (`frobenius`, the paper's
         equations 2 and 3).
-    boundary: target of the first or last token of a text, which has no previous or next token: `uniform`, `zero`, or
-        `ignore` its row.
-    absent: target of a pattern whose token is not in the text, such as a period, or which a decoder has not read yet:
-        `uniform`, or `ignore` the rows without this token.
+    boundary: with `loss=squared`, target of the first or last token of a text, which has no previous or next token:
+        `uniform`, `zero`, or `ignore` its row.
+    absent: with `loss=squared`, target of a pattern whose token is not in the text, such as a period, or which a
+        decoder has not read yet: `uniform`, or `ignore` the rows without this token.
     probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (`after_dropout`,
         the code).
     """
 
     mode: Literal["none", "loss", "bias"] = "none"
+    loss: GuidanceLoss = "squared"
     fraction: Annotated[float, Gt(0), Le(1)] = 0.5
     heads: str | None = None
     layers: str = "all"
@@ -68,16 +74,25 @@ class GuidanceConfig:
             raise ValueError(
                 f"guidance.layers={self.layers} needs guidance.mode=loss: mode=bias changes the scores of all layers"
             )
+        if self.mode == "loss" and self.loss == "cross_entropy" and self.probabilities == "after_dropout":
+            raise ValueError(
+                "guidance.probabilities=after_dropout needs guidance.loss=squared: the cross-entropy of a target that "
+                "dropout drops is infinite"
+            )
 
     @property
     def in_effect(self) -> "GuidanceConfig":
         """These settings, with every setting that has no effect at its default.
 
-        Without effect are all settings if `mode` is `none`, and `alpha` if the rule `auto` chooses it.
+        Without effect are all settings if `mode` is `none`, `alpha` if the rule `auto` chooses it, and `boundary` and
+        `absent` with `loss=cross_entropy`.
         """
         if self.mode == "none":
             return GuidanceConfig()
-        return dataclasses.replace(self, alpha=GuidanceConfig.alpha) if self.alpha_rule == "auto" else self
+        unused = ["alpha"] if self.alpha_rule == "auto" else []
+        if self.loss == "cross_entropy":
+            unused += ["boundary", "absent"]
+        return dataclasses.replace(self, **{name: getattr(GuidanceConfig, name) for name in unused})
 
 
 @dataclasses.dataclass(frozen=True)

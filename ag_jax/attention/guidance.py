@@ -1,11 +1,13 @@
 """Attention guidance: which heads follow which pattern, and the loss that pulls them towards it.
 
-Deshpande & Narasimhan 2020, equations 2 to 4. The squared distance of an attention row H to its target row P,
+The distance of an attention row H to its target row P is, by `guidance.loss`,
 
-    ||H - P||^2 = ||H||^2 - 2 <H, P> + ||P||^2,
+    squared         ||H - P||^2 = ||H||^2 - 2 <H, P> + ||P||^2      (Deshpande & Narasimhan 2020, equations 2 to 4)
+    cross_entropy   KL(P || H)  = -<P, log H> + <P, log P>
 
-needs two numbers of the row, `sum_of_squares` and `overlap`; ||P||^2 comes from the target alone. Attention computes
-the two (`statistics`), everything else is done on them, so no target matrix is ever built.
+Both need two numbers of the row: the `overlap` <H, P>, which is also the attention mass on a single column, and ||H||^2
+or -<P, log H>. The rest comes from the target alone. Attention computes the two numbers (`statistics`), everything else
+is done on them, so no target matrix is ever built.
 
 Shape letters: N layers, B batch, H guided heads, Q query position, K key position, L length.
 """
@@ -21,8 +23,8 @@ from jax import Array
 
 from ag_jax.attention import patterns, segments
 from ag_jax.attention.assignment import layer_numbers
-from ag_jax.attention.config import GuidanceConfig
-from ag_jax.attention.patterns import Columns, Shift, Target
+from ag_jax.attention.config import GuidanceConfig, GuidanceLoss
+from ag_jax.attention.patterns import Columns, Pointer, Target
 from ag_jax.attention.visibility import EVERYTHING, Band, band_of, visible_in_text, visible_targets, visible_tokens
 
 Schedule = Callable[[Array], Array]
@@ -84,26 +86,29 @@ class Guides:
     Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
 
     after_dropout: guide the probabilities after dropout instead of the softmax itself.
+    loss: the distance for which statistics are computed.
     kinds: whether layers have a window (True) or not (False), of the layers whose statistics are computed.
     """
 
     targets: tuple[Target, ...]
     counts: tuple[int, ...] = flax.struct.field(pytree_node=False)
     after_dropout: bool = flax.struct.field(pytree_node=False, default=False)
+    loss: GuidanceLoss = flax.struct.field(pytree_node=False, default="squared")
     kinds: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=(False, True))
 
 
 @flax.struct.dataclass
 class AttentionStatistics:
-    """The two statistics of guidance, ||H||^2 and <H, P>, of each query's attention row H and target row P.
+    """The two statistics of guidance of each query's attention row H and target row P, both float32.
 
     With attention probabilities H, target P, query p and keys q:
 
-    sum_of_squares_BHQ: ||H||^2 = sum_q H[p, q]^2.
-    overlap_BHQ: <H, P> = sum_q H[p, q] P[p, q].
+    distance_BHQ: the part of the distance that depends on H alone, ||H||^2 = sum_q H[p, q]^2, or with
+        `loss=cross_entropy` -<P, log H> = -sum_q P[p, q] log H[p, q].
+    overlap_BHQ: <H, P> = sum_q H[p, q] P[p, q]; without a gradient with `loss=cross_entropy`.
     """
 
-    sum_of_squares_BHQ: Array
+    distance_BHQ: Array
     overlap_BHQ: Array
 
 
@@ -134,11 +139,11 @@ def overlap(
 ) -> Array:
     """Return <H, P> for each query, `BHQ`: the dot product of its rows of attention weights H and target P.
 
-    Rows without a column of P, such as the last row of `Shift(1)`, have a target that is uniform over the n keys that
-    the query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
+    Rows without a column of P, such as the last row of [Next], have a target that is uniform over the n keys that the
+    query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
 
-    overlap_BHQ: for `Shift` and `Entries` H at the row's column, for `Columns` the sum of H P without a band, and
-        inside a band the sum of H over the columns, which have equal weights there.
+    overlap_BHQ: for `Pointer` H at the row's column, for `Columns` the sum of H P without a band, and inside a band the
+        sum of H over the columns, which have equal weights there.
     total_BHQ: sum(H) of each row.
     """
     segment_ids = query_segments_BQ, key_segments_BK
@@ -157,22 +162,54 @@ def overlap(
     return jnp.where(inside_BQ[:, None, :], overlap_BHQ, outside_BHQ)
 
 
+@jax.custom_vjp
+def cross_entropy(scores_BHQK: Array, H_BHQK: Array, P_BQK: Array) -> Array:
+    """Return -<P, log H> of each row, `BHQ`, with H = softmax(scores); rows without a target, P = 0, get log(sum(exp)).
+
+    The gradient by the scores is H - P in rows with a target, and 0 in others; it needs no array beside H and P.
+
+    scores_BHQK: finite; `MASKED_SCORE` where a key is not seen.
+    """
+    # Not the sum of exponentials once more: the largest element of H is exp(highest - log_sum), and never underflows.
+    largest_BHQ = jnp.maximum(H_BHQK.max(-1), jnp.finfo(H_BHQK.dtype).tiny)
+    log_sums_BHQ = scores_BHQK.max(-1) - jnp.log(largest_BHQ)
+    return log_sums_BHQ - jnp.einsum("bhqk,bqk->bhq", scores_BHQK, P_BQK)
+
+
+def _cross_entropy_forward(scores_BHQK: Array, H_BHQK: Array, P_BQK: Array):
+    return cross_entropy(scores_BHQK, H_BHQK, P_BQK), (H_BHQK, P_BQK)
+
+
+def _cross_entropy_backward(residuals: tuple[Array, Array], gradient_BHQ: Array):
+    H_BHQK, P_BQK = residuals
+    has_target_BQK = (P_BQK > 0).any(-1, keepdims=True)
+    errors_BHQK = jnp.where(has_target_BQK[:, None], H_BHQK - P_BQK[:, None], 0.0)
+    return gradient_BHQ[..., None] * errors_BHQK, None, None
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
 def statistics(
     probabilities_BHQK: Array,
     guides: Guides,
     query_segments_BQ: Array,
     key_segments_BK: Array | None = None,
     band: Band = EVERYTHING,
+    scores_BHQK: Array | None = None,
 ) -> AttentionStatistics:
-    """Return the guidance statistics ||H||^2 and <H, P> of guided heads, with attention weights H and target P.
+    """Return the statistics of guided heads, the plain formulation that every kernel has to equal.
 
-    They are float32. The plain formulation that every kernel has to equal.
-
+    probabilities_BHQK: attention weights H.
     key_segments_BK: None for self-attention.
     band: in which keys are seen.
+    scores_BHQK: of which H is the softmax; for `guides.loss=cross_entropy`.
     """
-    guided, overlaps, head = sum(guides.counts), [], 0
-    key_segments_BK = query_segments_BQ if key_segments_BK is None else key_segments_BK
+    guided, overlaps, distances, head = sum(guides.counts), [], [], 0
+    segment_ids = query_segments_BQ, query_segments_BQ if key_segments_BK is None else key_segments_BK
+    is_squared = guides.loss == "squared"
+    if not is_squared:
+        probabilities_BHQK = jax.lax.stop_gradient(probabilities_BHQK)
 
     # Without the checkpoint, the backward pass would store a copy of the guided heads beside the probabilities
     # themselves.
@@ -181,20 +218,26 @@ def statistics(
         return jnp.square(H_BHQK[:, :guided].astype(jnp.float32)).sum(-1)
 
     for target, count in zip(guides.targets, guides.counts, strict=True):
-        rows_BHQK = probabilities_BHQK[:, head : head + count].astype(jnp.float32)
+        heads = slice(head, head + count)
         head += count
+        rows_BHQK = probabilities_BHQK[:, heads].astype(jnp.float32)
         total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
-        if isinstance(target, Shift):
-            overlap_BHQ = off_diagonal(rows_BHQK, target.offset)
-        elif isinstance(target, Columns):
+        if isinstance(target, Columns):
             is_column_BK = (target.weights_BK > 0).astype(jnp.float32)
             weights_BK = target.weights_BK if band.is_everything else is_column_BK
             overlap_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, weights_BK)
+        elif target.offset is not None:
+            overlap_BHQ = off_diagonal(rows_BHQK, target.offset)
         else:
-            column_BQ = jnp.maximum(target.column_BQ, 0)
-            overlap_BHQ = jnp.take_along_axis(rows_BHQK, column_BQ[:, None, :, None], axis=-1)[..., 0]
-        overlaps.append(overlap(target, overlap_BHQ, query_segments_BQ, key_segments_BK, band, total_BHQ))
-    return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
+            column_BQ = patterns.seen(target, *segment_ids, band)
+            is_column_BQK = column_BQ[:, :, None] == jnp.arange(rows_BHQK.shape[-1])[None, None, :]
+            overlap_BHQ = jnp.where(is_column_BQK[:, None], rows_BHQK, 0.0).sum(-1)
+        overlaps.append(overlap(target, overlap_BHQ, *segment_ids, band, total_BHQ))
+        if scores_BHQK is not None and not is_squared:
+            P_BQK = patterns.dense(target, query_segments_BQ, key_segments_BK, band, boundary="zero")
+            distances.append(cross_entropy(scores_BHQK[:, heads], rows_BHQK, P_BQK))
+    distance_BHQ = sum_of_squares(probabilities_BHQK) if is_squared else jnp.concatenate(distances, axis=1)
+    return AttentionStatistics(distance_BHQ, jnp.concatenate(overlaps, axis=1))
 
 
 def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
@@ -212,21 +255,35 @@ def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
     return jnp.pad(guided_BHQK, [(0, 0), (0, free), (0, 0), (0, 0)])
 
 
+def _sum_over_seen(values_BK: Array, query_segments_BQ: Array, key_segments_BK: Array) -> Array:
+    """Return the sum of numbers of keys over the keys of each query's text, `BQ`."""
+    if query_segments_BQ is key_segments_BK:
+        return segments.totals(values_BK, query_segments_BQ)
+    seen_BQK = visible_in_text(query_segments_BQ, key_segments_BK)
+    return jnp.where(seen_BQK, values_BK[:, None, :], 0.0).sum(-1)
+
+
 def _square_norm(target: Target, query_segments_BQ: Array, key_segments_BK: Array, band: Band, boundary: str) -> Array:
     """Return ||P||^2 for each query, `BQ`: the squared norm of the query's row of the target matrix P."""
     segment_ids = query_segments_BQ, key_segments_BK
     if isinstance(target, Columns) and band.is_everything:
-        squares_BK = jnp.square(target.weights_BK)
-        if query_segments_BQ is key_segments_BK:
-            return segments.totals(squares_BK, query_segments_BQ)
-        seen_BQK = visible_in_text(*segment_ids)
-        return jnp.where(seen_BQK, squares_BK[:, None, :], 0.0).sum(-1)
+        return _sum_over_seen(jnp.square(target.weights_BK), *segment_ids)
     uniform_BQ = 1.0 / jnp.maximum(visible_tokens(*segment_ids, band), 1).astype(jnp.float32)
     if isinstance(target, Columns):
         columns_BQ = visible_targets(target.weights_BK, *segment_ids, band)
         return jnp.where(columns_BQ > 0, 1.0 / jnp.maximum(columns_BQ, 1), uniform_BQ)
     outside_BQ = uniform_BQ if boundary == "uniform" else jnp.zeros_like(uniform_BQ)
     return jnp.where(patterns.has_target(target, *segment_ids, band), 1.0, outside_BQ)
+
+
+def _entropy(target: Target, query_segments_BQ: Array, key_segments_BK: Array, band: Band) -> Array | float:
+    """Return -<P, log P>, the entropy of each query's row of P, `BQ`; queries without a target get any number."""
+    if isinstance(target, Pointer):
+        return 0.0
+    segment_ids = query_segments_BQ, key_segments_BK
+    if band.is_everything:
+        return _sum_over_seen(-jax.scipy.special.xlogy(target.weights_BK, target.weights_BK), *segment_ids)
+    return jnp.log(jnp.maximum(visible_targets(target.weights_BK, *segment_ids, band), 1))
 
 
 def guidance_loss(
@@ -244,14 +301,16 @@ def guidance_loss(
     key_segments_BK: segment ids of the keys, for attention to another text; None for self-attention.
     band: in which keys are seen, such as `band_of(causal=True, window=None)` in a decoder.
 
-    For the mean loss, divide by the number of texts. With e[k, t, j, p] = ||H - P||^2 of layer k, text t, head j, row
-    p, and n_t the tokens of t, one text has
+    For the mean loss, divide by the number of texts. With e[k, t, j, p] the distance of H to P in layer k, text t, head
+    j, row p, one text has
 
-        type_mean   sum_k sum_types  1/(heads of the type * n_t^2)  sum_j sum_p e     (released code)
-        head_mean   sum_k            1/(guided heads * n_t^2)       sum_j sum_p e
-        frobenius   sum_k                                           sum_j sum_p e     (equations 2 and 3)
+        type_mean   sum_k sum_types  1/(heads of the type * d)  sum_j sum_p e     (released code)
+        head_mean   sum_k sum_types  1/(guided heads * d)       sum_j sum_p e
+        frobenius   sum_k                                       sum_j sum_p e     (equations 2 and 3)
 
-    In attention to another text, n_t^2 is the product of the numbers of tokens of both texts.
+    where d = n_t^2 for `loss=squared`, with n_t the tokens of t. In attention to another text, n_t^2 is the product of
+    the numbers of tokens of both texts. For `loss=cross_entropy`, d is the number of rows of the text that have a
+    target of the type; other rows never count.
 
     Padding, and pairs of tokens of different texts, do not count. The loss is zero if and only if every guided head
     equals its target.
@@ -268,20 +327,30 @@ def guidance_loss(
         square_BQ = _square_norm(target, *segment_ids, band, config.boundary)
         has_target_BQ = patterns.has_target(target, *segment_ids, band)
         overlap_NBHQ = statistics_NBHQ.overlap_BHQ[:, :, head : head + count]
-        squares_NBHQ = statistics_NBHQ.sum_of_squares_BHQ[:, :, head : head + count]
+        distance_NBHQ = statistics_NBHQ.distance_BHQ[:, :, head : head + count]
         head += count
 
-        dropped = config.absent if isinstance(target, Columns) else config.boundary
-        rows_BQ = has_target_BQ if dropped == "ignore" else segments_BQ > 0
-        # The statistics take a `Shift`'s boundary rows as uniform; with `zero`, P = 0 there and nothing overlaps.
-        is_zero_outside = not isinstance(target, Columns) and config.boundary == "zero"
-        overlaps_BQ = has_target_BQ if is_zero_outside else jnp.ones_like(has_target_BQ)
-        # ||H - P||^2, expanded.
-        errors_NBHQ = squares_NBHQ - 2.0 * overlap_NBHQ * overlaps_BQ[None, :, None, :] + square_BQ[None, :, None, :]
+        if guides.loss == "cross_entropy":
+            rows_BQ, entropy_BQ = has_target_BQ, jnp.broadcast_to(_entropy(target, *segment_ids, band), pairs_BQ.shape)
+            errors_NBHQ = distance_NBHQ - entropy_BQ[None, :, None, :]
+            divisor_BQ = jnp.maximum(segments.totals(rows_BQ.astype(jnp.float32), segments_BQ), 1.0)
+        else:
+            divisor_BQ = pairs_BQ
+            if isinstance(target, Columns):
+                is_left_out, is_zero_outside = config.absent == "ignore", False
+            else:
+                # The statistics take rows without a column as uniform; with `zero`, P = 0 there and nothing overlaps.
+                is_left_out = target.missing == "ignore" or config.boundary == "ignore"
+                is_zero_outside = config.boundary == "zero"
+            rows_BQ = has_target_BQ if is_left_out else segments_BQ > 0
+            overlaps_BQ = has_target_BQ if is_zero_outside else jnp.ones_like(has_target_BQ)
+            # ||H - P||^2, expanded.
+            errors_NBHQ = distance_NBHQ - 2.0 * overlap_NBHQ * overlaps_BQ[None, :, None, :]
+            errors_NBHQ = errors_NBHQ + square_BQ[None, :, None, :]
         errors_BQ = jnp.where(rows_BQ[None, :, None, :], errors_NBHQ, 0.0).sum((0, 2))
         if config.reduction != "frobenius":
             heads = count if config.reduction == "type_mean" else sum(guides.counts)
-            errors_BQ = errors_BQ / (heads * pairs_BQ)
+            errors_BQ = errors_BQ / (heads * divisor_BQ)
         total += errors_BQ.sum()
 
         # Rows without a target may have ||P||^2 = 0; they are left out below.

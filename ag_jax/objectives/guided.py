@@ -38,6 +38,7 @@ class Guided(Wrapper):
     layer_groups: the guided layers of the encoder (`guidance.guided_layers`); None for all layers of an encoder without
         windows.
     layers: number of layers of the encoder; needed with `layer_groups`.
+    columns: names of the columns of pointers in the batch, `data.pointers`.
     """
 
     config: GuidanceConfig
@@ -49,16 +50,21 @@ class Guided(Wrapper):
     cross_assignment: tuple[tuple[str, int], ...] = ()
     layer_groups: tuple[guidance.LayerGroup, ...] | None = None
     layers: int | None = None
+    columns: tuple[str, ...] = ()
 
     def guides(self, batch: Batch) -> guidance.Guides:
-        """Return the attention targets of the encoder's guided heads, found in the batch's tokens before masking."""
+        """Return the attention targets of the encoder's guided heads, found in the batch's tokens before masking.
+
+        With `mode=bias`, they are found in the tokens that the model reads.
+        """
         rows = encoder.rows(batch)
-        find = functools.partial(
-            patterns.find_target,
-            tokens_BL=rows["original"],
-            segments_BL=rows["segment_ids"],
-            special=self.special,
+        # The bias of `mode=bias` may depend only on what the model reads.
+        tokens_BL = rows["tokens" if self.config.mode == "bias" else "original"]
+        pointers = dict(zip(self.columns, _columns(batch), strict=True)) if self.columns else {}
+        inputs = patterns.PatternInputs(
+            tokens_BL, _chosen(batch, tokens_BL), rows["segment_ids"], self.special, pointers
         )
+        find = functools.partial(patterns.find_target, inputs=inputs)
         guides = self._guides(self.assignment, find)
         if self.layer_groups is None:
             return guides
@@ -74,7 +80,8 @@ class Guided(Wrapper):
             for (name, _), target in zip(self.assignment, guides.targets, strict=True)
             if isinstance(target, patterns.Columns)
         ]
-        if columns and not band.is_everything and self.config.absent != "ignore":
+        is_ignored = self.config.absent == "ignore" or self.config.loss == "cross_entropy"
+        if columns and not band.is_everything and not is_ignored:
             raise ValueError(
                 f"the pattern {columns[0]} looks for tokens that are outside the window of most queries in layers with "
                 "model.window: leave these queries out of the loss by guidance.absent=ignore, or guide other layers, "
@@ -86,23 +93,22 @@ class Guided(Wrapper):
 
         Tokens that it reads one position later than it predicts them, as it does in training.
         """
-        find = functools.partial(
-            patterns.find_target,
-            tokens_BL=batch["target_tokens"],
-            segments_BL=batch["target_segment_ids"],
-            special=self.special,
+        tokens_BL = batch["target_tokens"]
+        inputs = patterns.PatternInputs(
+            tokens_BL, jnp.zeros(tokens_BL.shape, bool), batch["target_segment_ids"], self.special
         )
+        find = functools.partial(patterns.find_target, inputs=inputs)
         return self._guides(self.decoder_assignment, find)
 
     def cross_guides(self, batch: Batch) -> guidance.Guides:
         """Return the attention targets of guided heads in a decoder's cross-attention, found in the source tokens."""
-        find = functools.partial(
-            patterns.find_source_target,
-            tokens_BK=batch["tokens"],
-            key_segments_BK=batch["segment_ids"],
-            segments_BQ=batch["target_segment_ids"],
-            special=self.special,
+        tokens_BL, pointers = batch["tokens"], {}
+        if "alignment" in batch:
+            pointers["alignment"] = batch["alignment"].astype(jnp.int32)
+        sources = patterns.PatternInputs(
+            tokens_BL, jnp.zeros(tokens_BL.shape, bool), batch["segment_ids"], self.special, pointers
         )
+        find = functools.partial(patterns.find_source_target, sources=sources, segments_BQ=batch["target_segment_ids"])
         return self._guides(self.cross_assignment, find)
 
     def _guides(
@@ -110,7 +116,7 @@ class Guided(Wrapper):
     ) -> guidance.Guides:
         targets = tuple(find(name) for name, _ in assignment)
         counts = tuple(count for _, count in assignment)
-        return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
+        return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout", self.config.loss)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Return {loss term: divisor}: the wrapped objective's, and the number of texts for the guidance loss `ag`.
@@ -240,3 +246,22 @@ class Guided(Wrapper):
         if ports.attention_bias is not None:
             bias_BHQK = bias_BHQK + ports.attention_bias
         return dataclasses.replace(ports, attention_bias=bias_BHQK)
+
+
+def _columns(batch: Batch) -> Array:
+    """Return the positions to which tokens point, `PBL` (column of pointers, batch, length), -1 for none.
+
+    The batch has offsets, of which -32768 stands for none, and leads to a position below 0 from any position.
+    """
+    offset_PBL = batch["pointers"].swapaxes(0, 1).astype(jnp.int32)
+    position_11L = jnp.arange(offset_PBL.shape[-1], dtype=jnp.int32)[None, None, :]
+    return jnp.maximum(position_11L + offset_PBL, -1)
+
+
+def _chosen(batch: Batch, tokens_BL: Array) -> Array:
+    """Return which tokens were chosen for masking, `BL`, also if masking left them as they were."""
+    if "masked_positions" not in batch:
+        return jnp.zeros(tokens_BL.shape, bool)
+    # A comparison instead of a scatter, which is slow on a TPU.
+    positions_BM = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], -1)
+    return (positions_BM[:, :, None] == jnp.arange(tokens_BL.shape[1])[None, None, :]).any(1)

@@ -59,7 +59,7 @@ PUBLIC = (
         "Attention patterns",
         "[Guide attention](../guidance.md) has a custom pattern.",
         "ag_jax.attention.patterns",
-        ("columns", "Shift", "Columns", "Entries", "PatternTokens", "dense"),
+        ("columns", "neighbour", "Pointer", "Columns", "PatternInputs", "PatternTokens", "dense"),
     ),
     ("Texts of a sequence", "Custom patterns use them.", "ag_jax.attention.segments", ("order",)),
     ("Guidance", "The loss of guided heads, from two numbers of each query.", "ag_jax.attention.guidance", ()),

@@ -38,9 +38,9 @@ class WordTokenizer:
         return [WORDS[id] for id in ids]
 
 
-def second(tokens_BL, segments_BL, special):
+def second(inputs):
     """A pattern from outside the package: every row wants the second token."""
-    return patterns.columns(segments.order(segments_BL) == 1, segments_BL)
+    return patterns.columns(segments.order(inputs.segments_BL) == 1, inputs.segments_BL)
 
 
 SECOND = f"{__name__}.second"

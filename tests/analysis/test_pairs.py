@@ -174,7 +174,7 @@ def test_mass_on_the_source_by_hand():
         np.testing.assert_allclose(found[name].chance_N, 2 / 9 if name == "period" else 1 / 9, rtol=1e-6)
     diagonal = maps.targets(cross, tiny.SPECIAL, ["diagonal"])["diagonal"]
     np.testing.assert_array_equal(diagonal, np.eye(9)[columns])
-    with pytest.raises(ValueError, match="'next' points at neighbours"):
+    with pytest.raises(ValueError, match="'next' points from"):
         maps.targets(cross, tiny.SPECIAL, ["next"])
 
 

@@ -20,7 +20,8 @@ from ag_jax.attention.assignment import (
 )
 from ag_jax.attention.config import Absent, Boundary, GuidanceConfig, Probabilities, Reduction
 from ag_jax.attention.guidance import Guides, coefficient_schedule
-from ag_jax.attention.patterns import PatternTokens
+from ag_jax.attention.kernels.interface import MASKED_SCORE
+from ag_jax.attention.patterns import PatternInputs, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.settings import schema
 from tests import reference
@@ -28,12 +29,13 @@ from tests.cases import pairwise
 
 SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENTS = {
-    "encoder": (("next", 1), ("prev", 2), ("first", 1), ("period", 2), ("delim", 1), ("same", 1)),
-    "decoder": (("prev", 1), ("first", 2), ("period", 1), ("same", 1), ("delim", 1)),
-    "cross": (("first", 1), ("diagonal", 2), ("period", 1), ("delim", 1)),
+    "encoder": (("next", 1), ("prev", 2), ("head", 1), ("first", 1), ("period", 2), ("delim", 1), ("same", 1)),
+    "decoder": (("prev", 1), ("first", 2), ("period", 1), ("same", 1), ("head", 1), ("delim", 1)),
+    "cross": (("first", 1), ("diagonal", 2), ("period", 1), ("alignment", 1), ("delim", 1)),
 }
 OPTIONS = {"encoder": {}, "decoder": {"band": band_of(causal=True, window=None)}}
-LAYERS, HEADS = 3, 9  # of which 8, 6 and 5 are guided
+LAYERS, HEADS = 3, 10  # of which 9, 7 and 6 are guided
+IGNORED = ("head", "alignment", "diagonal")  # rows without a target of these never count
 RULES = tuple(map(get_args, (Reduction, Boundary, Absent)))
 # Texts and their sources, row by row: several in a row, texts of one token, and an empty row.
 TARGET_TOKENS, TARGET_IDS = reference.packed([[8], [0], [4, 3], [1, 3, 2], [2, 5]], 8, seed=1)
@@ -58,15 +60,29 @@ TARGET_TOKENS = with_periods(TARGET_TOKENS, TARGET_IDS, [(0, 3), (0, 5), (2, 5),
 SOURCE_TOKENS = with_periods(SOURCE_TOKENS, SOURCE_IDS, [(0, 1), (0, 2), (2, 1), (4, 7)])
 
 
-def find_guides(kind, tokens, ids, sources=None, after_dropout=False, assignment=None):
+def _pointers(ids_BL, keys, seed):
+    """Random columns, of which some are none, outside the query's text, not seen by a decoder, or on padding."""
+    return np.random.default_rng(seed).integers(-3, keys, ids_BL.shape).astype(np.int32)
+
+
+POINTERS = {
+    "encoder": {"head": _pointers(TARGET_IDS, 8, 3)},
+    "decoder": {"head": _pointers(TARGET_IDS, 8, 4)},
+    "cross": {"alignment": _pointers(TARGET_IDS, 10, 5)},
+}
+
+
+def find_guides(kind, tokens, ids, sources=None, after_dropout=False, assignment=None, loss="squared"):
     """The guides of texts, and the keyword arguments of all functions of attention of this kind."""
     assignment, tokens, ids = assignment or ASSIGNMENTS[kind], jnp.asarray(tokens), jnp.asarray(ids)
     if kind == "cross":
         sources = [jnp.asarray(array) for array in sources]
-        targets = [patterns.find_source_target(name, *sources, ids, SPECIAL) for name, _ in assignment]
+        inputs = PatternInputs(sources[0], jnp.zeros(sources[0].shape, bool), sources[1], SPECIAL, POINTERS[kind])
+        targets = [patterns.find_source_target(name, inputs, ids) for name, _ in assignment]
     else:
-        targets = [patterns.find_target(name, tokens, ids, SPECIAL) for name, _ in assignment]
-    guides = Guides(tuple(targets), tuple(count for _, count in assignment), after_dropout)
+        inputs = PatternInputs(tokens, jnp.zeros(tokens.shape, bool), ids, SPECIAL, POINTERS[kind])
+        targets = [patterns.find_target(name, inputs) for name, _ in assignment]
+    guides = Guides(tuple(targets), tuple(count for _, count in assignment), after_dropout, loss)
     return guides, OPTIONS[kind] if kind != "cross" else {"key_segments_BK": sources[1]}
 
 
@@ -79,9 +95,11 @@ def rows(kind):
             for p, place in enumerate(places):
                 wanted = {"next": places[p + 1 : p + 2]}
                 for name, _ in ASSIGNMENTS[kind]:
-                    if name != "next":
+                    if name not in ("next", *POINTERS[kind]):
                         seen, chosen = reference.decoder_columns(name, p, len(places), tokens, kind == "decoder")
                         wanted[name] = others[chosen]
+                for name, column_BQ in POINTERS[kind].items():
+                    wanted[name] = others[seen][others[seen] == column_BQ[b, place]]
                 yield b, place, others[seen], len(places) * len(others), wanted
 
 
@@ -90,7 +108,7 @@ def dense(name, seen, wanted, keys, boundary):
     P_K = np.zeros(keys)
     if len(wanted):
         P_K[wanted] = 1 / len(wanted)
-    elif boundary == "uniform" or name in ("first", "period", "delim"):
+    elif name not in IGNORED and (boundary == "uniform" or name in ("first", "period", "delim")):
         P_K[seen] = 1 / len(seen)
     return P_K
 
@@ -153,7 +171,7 @@ def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduct
     def loss(weights, tokens, ids, *sources):
         guides, options = find_guides(kind, tokens, ids, sources, after)
         found = jax.vmap(lambda of_layer: guidance.statistics(of_layer, guides, ids, **options))(weights)
-        assert found.overlap_BHQ.shape == found.sum_of_squares_BHQ.shape == (LAYERS, len(ids), guided, ids.shape[1])
+        assert found.overlap_BHQ.shape == found.distance_BHQ.shape == (LAYERS, len(ids), guided, ids.shape[1])
         return guidance.guidance_loss(found, guides, ids, config, **options)
 
     texts = (TARGET_TOKENS, TARGET_IDS, SOURCE_TOKENS, SOURCE_IDS)
@@ -167,7 +185,7 @@ def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduct
             if len(wanted[name]):
                 wanted_mass += H[:, :, wanted[name]].sum((1, 2))
                 wanted_number += count
-            elif (absent if name in ("first", "delim", "period") else boundary) == "ignore":
+            elif name in IGNORED or (absent if name in ("first", "delim", "period") else boundary) == "ignore":
                 continue
             P = dense(name, seen, wanted[name], keys_of(kind), boundary)
             divisor = {"type_mean": count * pairs, "head_mean": guided * pairs, "frobenius": 1}[reduction]
@@ -190,6 +208,50 @@ def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduct
     np.testing.assert_allclose(of_scores(np.asarray(gradient)), wanted, atol=3e-6 * np.abs(wanted).max())
     assert not np.asarray(gradient)[:, :, guided:].any(), "heads that are not guided must be left alone"
     assert not np.where(is_text, 0, gradient).any(), "padding must be left alone"
+
+
+@pytest.mark.parametrize(("kind", "reduction"), pairwise(tuple(ASSIGNMENTS), get_args(Reduction)))
+def test_cross_entropies_and_gradients_equal_loops(kind, reduction):
+    """KL(P || H) of scores in float64, divided by the number of queries that have a target."""
+    seen_BQK = attention(kind)[0, :, 0] > 0
+    scores = 3 * np.random.default_rng(6).standard_normal((LAYERS, len(TARGET_IDS), HEADS, *seen_BQK.shape[1:]))
+    H = np.exp(scores) * seen_BQK[:, None]
+    H /= np.maximum(H.sum(-1, keepdims=True), 1e-30)
+    config = GuidanceConfig("loss", "cross_entropy", reduction=reduction)
+
+    def loss(scores, tokens, ids, *sources):
+        guides, options = find_guides(kind, tokens, ids, sources, loss="cross_entropy")
+
+        def of_layer(scores_BHQK):
+            scores_BHQK = jnp.where(seen_BQK[:, None], scores_BHQK, MASKED_SCORE)
+            weights_BHQK = jnp.where(seen_BQK.any(-1)[:, None, :, None], jax.nn.softmax(scores_BHQK), 0.0)
+            return guidance.statistics(weights_BHQK, guides, ids, **options, scores_BHQK=scores_BHQK)
+
+        return guidance.guidance_loss(jax.vmap(of_layer)(scores), guides, ids, config, **options)
+
+    texts = (TARGET_TOKENS, TARGET_IDS, SOURCE_TOKENS, SOURCE_IDS)
+    compiled = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (total, masses), gradient = compiled(jnp.asarray(scores, jnp.float32), *texts)
+    expected, of_scores, head = 0.0, np.zeros_like(scores), 0
+    guided = sum(count for _, count in ASSIGNMENTS[kind])
+    for (name, count), (mass_N, number) in zip(ASSIGNMENTS[kind], masses, strict=True):
+        of_text = [(b, TARGET_IDS[b, place]) for b, place, *_, wanted in rows(kind) if len(wanted[name])]
+        mass = np.zeros(LAYERS)
+        for b, place, _, _, wanted in rows(kind):
+            if not len(wanted[name]):
+                continue
+            P = dense(name, None, wanted[name], keys_of(kind), "zero")
+            queries = of_text.count((b, TARGET_IDS[b, place]))
+            divisor = {"type_mean": count * queries, "head_mean": guided * queries, "frobenius": 1}[reduction]
+            of_row = H[:, b, head : head + count, place]
+            expected += (P[P > 0] * (np.log(P[P > 0]) - np.log(of_row[..., P > 0]))).sum() / divisor
+            of_scores[:, b, head : head + count, place] = (of_row - P) / divisor
+            mass += of_row[..., P > 0].sum((1, 2))
+        head += count
+        np.testing.assert_allclose(mass_N, mass, rtol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(number, [len(of_text) * count] * LAYERS, err_msg=name)
+    np.testing.assert_allclose(total, expected, rtol=2e-6)
+    np.testing.assert_allclose(gradient, of_scores, atol=3e-6 * np.abs(of_scores).max())
 
 
 @pytest.mark.parametrize(
@@ -261,7 +323,7 @@ def test_the_remedy_of_too_small_a_fraction_works(heads):
 
 def test_heads_by_explicit_counts(tmp_path, monkeypatch):
     (tmp_path / "outside_patterns.py").write_text(
-        "from ag_jax.attention.patterns import Shift\ndef back(tokens_BL, segments_BL, special): return Shift(-2)\n"
+        "from ag_jax.attention.patterns import neighbour\ndef back(inputs): return neighbour(inputs.segments_BL, -2)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     config = GuidanceConfig("loss", fraction=0.1, heads="same:2, period:1,outside_patterns.back:3")
@@ -276,7 +338,11 @@ def test_heads_by_explicit_counts(tmp_path, monkeypatch):
         assert assign(GuidanceConfig("none", decoder_heads="prev:9", cross_heads="first:9"), 4) == ()
     ids = jnp.ones((1, 3), jnp.int32)
     with pytest.raises(ValueError, match=r"outside_patterns.back"):
-        patterns.find_source_target("outside_patterns.back", ids, ids, ids, SPECIAL)
+        patterns.find_source_target("outside_patterns.back", PatternInputs(ids, ids < 0, ids, SPECIAL), ids)
+    config = GuidanceConfig("loss", heads="head:1,after_previous_same:2")
+    assert assign_heads(config, 3, ("head",)) == (("head", 1), ("after_previous_same", 2))
+    with pytest.raises(ValueError, match=r"data.pointers, got 'head'"):
+        assign_heads(config, 3)
 
 
 @pytest.mark.parametrize(

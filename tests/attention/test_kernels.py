@@ -21,7 +21,7 @@ from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.gpu import grid
 from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.kernels.tpu import grid as tpu_grid
-from ag_jax.attention.patterns import Entries, Shift
+from ag_jax.attention.patterns import neighbour
 from ag_jax.attention.visibility import Band
 from tests.cases import some
 
@@ -53,7 +53,7 @@ def implementation(request, monkeypatch):
 class Case:
     """A call of attention.
 
-    targets: of the first heads; a number is a `Shift`, a text the name of chosen `Columns`; equal neighbours are one.
+    targets: of the first heads; a number is a neighbour, a text the name of chosen `Columns`; equal neighbours are one.
     bias: sizes of its first two axes, where 2 stands for all.
     rows: what each row of the batch holds, see `segment_ids`.
     blank: some queries have segment 9, which no key has.
@@ -219,7 +219,7 @@ def traced(attend, case):
         key_ids = query_ids if case.is_self else key_ids
         made = [(target, len([*same])) for target, same in itertools.groupby(case.targets)]
         targets = [
-            Shift(one) if isinstance(one, int) else patterns.columns(jnp.asarray(chosen[one]), key_ids)
+            neighbour(query_ids, one) if isinstance(one, int) else patterns.columns(jnp.asarray(chosen[one]), key_ids)
             for one, _ in made
         ]
         mixed, statistics = attend(
@@ -233,7 +233,7 @@ def traced(attend, case):
             rate=case.rate,
             key=KEY,
         )
-        found = (mixed, statistics.sum_of_squares_BHQ, statistics.overlap_BHQ) if targets else (mixed,)
+        found = (mixed, statistics.distance_BHQ, statistics.overlap_BHQ) if targets else (mixed,)
         weights = (jnp.asarray(weight, jnp.float32) for weight in cotangents(case))
         return sum((one * weight).sum() for one, weight in zip(found, weights, strict=False)), found
 
@@ -335,11 +335,10 @@ IDS = jnp.ones((1, 5), jnp.int32)
 @pytest.mark.parametrize(
     ("attend", "arguments", "named"),
     [
-        (reference.attend, {"causal": True, "guides": Guides((Shift(1),), (1,))}, r"Shift\(\+1\)"),
-        (reference.attend, {"window": 3, "guides": Guides((Shift(-2),), (1,))}, r"Shift\(-2\)"),
+        (reference.attend, {"causal": True, "guides": Guides((neighbour(IDS, 1),), (1,))}, r"\+1"),
+        (reference.attend, {"window": 3, "guides": Guides((neighbour(IDS, -2),), (1,))}, "-2"),
         (reference.attend, {"keys": 7}, r"key segments .*\(1, 7\), got \(1, 5\)"),
-        (TPU, {"guides": Guides((Entries(IDS),), (1,))}, "Entries"),
-        (TPU, {"guides": Guides((Shift(1),), (1,), after_dropout=True)}, "after_dropout"),
+        (TPU, {"guides": Guides((neighbour(IDS, 1),), (1,), after_dropout=True)}, "after_dropout"),
     ],
 )
 def test_calls_that_are_refused(attend, arguments, named):

@@ -17,7 +17,7 @@ from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.kernels.tpu import grid
-from ag_jax.attention.patterns import Columns, Shift
+from ag_jax.attention.patterns import Columns, neighbour
 from ag_jax.attention.visibility import Band
 from ag_jax.planning import topology
 
@@ -42,8 +42,8 @@ def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, key
     def loss(query, key, value, bias, query_segments, key_segments, weights, seed):
         if keys is None:
             key_segments = query_segments
-        shifts = () if keys else (Shift(0), Shift(-1))
-        targets = (*shifts, Columns(weights, jnp.ones(rows, bool)))
+        neighbours = () if keys else (neighbour(query_segments, 0), neighbour(query_segments, -1))
+        targets = (*neighbours, Columns(weights, jnp.ones(rows, bool)))
         mixed, statistics = Fused(tpu.attend)(
             *(query, key, value, query_segments, key_segments),
             bias=bias,
@@ -52,7 +52,7 @@ def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, key
             key=jax.random.key(seed),
             **band,
         )
-        return mixed.astype(jnp.float32).sum() + (statistics.sum_of_squares_BHQ + statistics.overlap_BHQ).sum()
+        return mixed.astype(jnp.float32).sum() + (statistics.distance_BHQ + statistics.overlap_BHQ).sum()
 
     lengths = (length, keys or length)
     qkv = (array(rows, size, heads, width) for size in (length, keys or length, keys or length))

@@ -76,7 +76,7 @@ def test_statistics_under_dropout(params, batch, after_dropout):
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
     present_B = batch["segment_ids"].any(-1)
     plain = np.square(weights_NBHQK).sum(-1)[:, present_B]
-    squares = np.asarray(statistics.sum_of_squares_BHQ)[:, present_B]
+    squares = np.asarray(statistics.distance_BHQ)[:, present_B]
     first, on_first = np.asarray(statistics.overlap_BHQ)[:, :3], weights_NBHQK[:, :3, :, :, 0]
     if not after_dropout:
         np.testing.assert_allclose(squares, plain, rtol=1e-6)

@@ -69,7 +69,7 @@ def test_equals_numpy(case, batch):
     assert weights.max() > 0.8 and np.abs(words).max() > 1, "the comparison would be weak on even attention"
     statistics = found[1]["statistics"]["encoder"]["layers"]["attention"]["guided_heads"][0]
     exact = np.float64(weights_of(found))
-    np.testing.assert_allclose(statistics.sum_of_squares_BHQ[:, ROWS], (exact**2).sum(-1)[:, ROWS], rtol=1e-5)
+    np.testing.assert_allclose(statistics.distance_BHQ[:, ROWS], (exact**2).sum(-1)[:, ROWS], rtol=1e-5)
     if config.window is None:  # of windows: `tests/objectives/test_guided_layers.py`
         for row, query in np.argwhere(batch["segment_ids"] > 0):
             for head, name in enumerate(("next", "first", "first")):

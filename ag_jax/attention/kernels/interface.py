@@ -27,7 +27,7 @@ from jax import Array
 
 from ag_jax.attention import dropout, guidance
 from ag_jax.attention.guidance import AttentionStatistics, Guides
-from ag_jax.attention.patterns import Columns, Entries, Shift
+from ag_jax.attention.patterns import Columns, Pointer
 from ag_jax.attention.visibility import Band, band_of
 
 Mixed = tuple[Array, AttentionStatistics | None]
@@ -119,10 +119,10 @@ def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array,
 
 def _check_guides(guides: Guides, band: Band) -> None:
     for target in guides.targets:
-        if isinstance(target, Shift) and not band.contains(0, target.offset):
+        if isinstance(target, Pointer) and target.offset is not None and not band.contains(0, target.offset):
             raise ValueError(
-                f"the pattern Shift({target.offset:+d}) points at keys that causal or windowed attention hides from "
-                "their queries; use another pattern for these heads"
+                f"the neighbours at {target.offset:+d} are keys that causal or windowed attention hides from their "
+                "queries; use another pattern for these heads"
             )
 
 
@@ -228,8 +228,8 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []
     for matrix, count in zip(guides.targets, guides.counts, strict=True):
-        if isinstance(matrix, Entries):
-            raise ValueError("kernels know no target with a column for each row (Entries): use the reference attention")
+        if isinstance(matrix, Pointer) and matrix.offset is None:
+            raise ValueError("kernels know no target with a column for each row: use the reference attention")
         if isinstance(matrix, Columns):
             weights_BK = matrix.weights_BK
             shift = NO_SHIFT

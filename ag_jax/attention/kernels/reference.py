@@ -25,14 +25,27 @@ def probabilities(
     band: Band = EVERYTHING,
 ) -> Array:
     """Return attention weights softmax(Q K^T / sqrt(W) + bias) over visible keys, 0 elsewhere: `BHQK`, float32."""
+    return _scores_and_probabilities(query_BQHW, key_BKHW, query_segments_BQ, key_segments_BK, bias, band)[1]
+
+
+def _scores_and_probabilities(
+    query_BQHW: Array,
+    key_BKHW: Array,
+    query_segments_BQ: Array,
+    key_segments_BK: Array,
+    bias: Array | None,
+    band: Band,
+) -> tuple[Array, Array]:
+    """Return (scores, `MASKED_SCORE` for keys that are not seen, and their softmax), both `BHQK`, float32."""
     scores_BHQK = scores.dot_product_scores(query_BQHW, key_BKHW)
     if bias is not None:
         scores_BHQK = scores_BHQK + bias
     visible_BQK = visible_mask(query_segments_BQ, key_segments_BK, band)
-    weights_BHQK = jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE))
-    if query_segments_BQ is key_segments_BK:
-        return weights_BHQK  # every query sees at least itself
-    return jnp.where(visible_BQK.any(-1)[:, None, :, None], weights_BHQK, 0.0)
+    scores_BHQK = jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE)
+    weights_BHQK = jax.nn.softmax(scores_BHQK)
+    if query_segments_BQ is not key_segments_BK:  # otherwise every query sees at least itself
+        weights_BHQK = jnp.where(visible_BQK.any(-1)[:, None, :, None], weights_BHQK, 0.0)
+    return scores_BHQK, weights_BHQK
 
 
 def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
@@ -42,16 +55,16 @@ def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
     return lambda weights_BHQK: attention_dropout(weights_BHQK, key, rate)
 
 
-def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
+def _mix(scores_BHQK: Array, weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
     """Return (values mixed by attention weights after dropout, guidance statistics or None without guides).
 
-    That is (H * M) V, for H = `weights_BHQK` and dropout's multiplier M, and ||H||^2 and <H, P> of the guided heads.
+    That is (H * M) V, for H = `weights_BHQK` and dropout's multiplier M, and the statistics of the guided heads.
     """
     drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:
         guided_BHQK = drop(weights_BHQK) if guides.after_dropout else weights_BHQK
         statistics = guidance.statistics(
-            guided_BHQK, guides, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band
+            guided_BHQK, guides, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band, scores_BHQK
         )
 
     # The backward pass stores only the probabilities and drops elements again: two arrays of their size fewer.
@@ -73,7 +86,7 @@ class Reference(Attend):
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
         """Return (attention output `BQHW`, guidance statistics or None) from the whole attention matrix."""
-        weights_BHQK = probabilities(
+        scores_BHQK, weights_BHQK = _scores_and_probabilities(
             inputs.query_BQHW,
             inputs.key_BKHW,
             inputs.query_segments_BQ,
@@ -83,7 +96,7 @@ class Reference(Attend):
         )
         if self.save is not None:
             self.save(weights_BHQK)
-        return mix(weights_BHQK, inputs)
+        return _mix(scores_BHQK, weights_BHQK, inputs)
 
 
 attend = Reference()

@@ -20,7 +20,7 @@ from jax import Array
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
-from ag_jax.attention.patterns import Columns, Shift
+from ag_jax.attention.patterns import Columns, neighbour
 
 LENGTHS = (512, 640)  # tokens of the rows that are tested, if the run's are longer: one block on a TPU, and two
 HEADS, GUIDED = 8, 4  # with heads of width 32, 64, 96 or 128, half of the groups of the TPU kernel are guided
@@ -88,14 +88,15 @@ def _results(
 ) -> list:
     """Return the output, guidance statistics and gradients of an attention implementation on test arrays, float32."""
     first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
-    guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (GUIDED // 2,) * 2)
+    targets = (neighbour(segments_BQ, 1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK)))
+    guides = Guides(targets, (GUIDED // 2,) * 2)
     settings: Any = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}
 
     def total(query: Array, key: Array, value: Array):
         mixed, statistics = attend(query, key, value, segments_BQ, segments_BQ, **settings)
         if statistics is None:
             return (mixed * factor).astype(jnp.float32).sum(), (mixed,)
-        squares, overlap = statistics.sum_of_squares_BHQ, statistics.overlap_BHQ
+        squares, overlap = statistics.distance_BHQ, statistics.overlap_BHQ
         return (mixed * factor).astype(jnp.float32).sum() + squares.sum() - overlap.sum(), (mixed, squares, overlap)
 
     gradients, outputs = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(query, key, value)
