@@ -1,6 +1,6 @@
 """Pre-train modern encoders with and without guidance (configs/modern/guidance.py), and record each run.
 
-    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER | --rates | --depths]
+    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER | --rates | --depths | --muon]
 
 First, one run for each norm, optimizer and learning rate, with learned positions and without guidance, chooses the
 learning rate of each norm and optimizer, by the validation loss; that of post-norm and AdamW is the quickstart's, whose
@@ -16,11 +16,13 @@ a result are skipped, others are resumed; several processes may share the work, 
 folder of its own; these results are in guidance_modern_blimp/. With --rates, the command trains the arms without
 guidance and with all patterns at more learning rates instead (post-norm, seed 0, both kinds of positions, both
 optimizers); these results are in guidance_modern_rates/. With --depths, it trains the quickstart's two arms with 8, 12
-and 16 layers, each with and without warm-up, and three seeds; these results are in guidance_depth/. Results of other
-code, and uncommitted changes, are errors (benchmarks/evidence.py).
+and 16 layers, each with and without warm-up, and three seeds; these results are in guidance_depth/. With --muon, it
+trains with Muon and several factors of the updates of queries and keys, for both kinds of positions, with and without
+guidance (post-norm): a further seed chooses the factor of each, with which three seeds follow; these results are in
+guidance_muon/. Results of other code, and uncommitted changes, are errors (benchmarks/evidence.py).
 
 Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
-uses; 72 runs, and 32 with --rates. With --depths, 36 runs of four to eight minutes.
+uses; 72 runs, 32 with --rates, and 24 with --muon. With --depths, 36 runs of four to eight minutes.
 """
 
 import dataclasses
@@ -57,13 +59,14 @@ from ag_jax.training.metrics import read_metrics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "modern" / "guidance.py"
-NAME, DEPTH_NAME = "guidance_modern", "guidance_depth"
+NAME, DEPTH_NAME, MUON_NAME = "guidance_modern", "guidance_depth", "guidance_muon"
 POSITIONS, NORMS, OPTIMIZERS = ("learned", "rotary"), ("post", "pre"), ("adamw", "muon")
 ARMS = ("none", "all")
 LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
 RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3)}  # of --rates
 PATTERNS = ("next", "prev", "first")  # arms of one pattern alone
+SCALES, SEED_OF_SCALES = (1.0, 3.0, 8.0), 100  # of --muon: factors, and the seed that chooses among them
 LAYERS, WARMUPS, DEPTH_ARMS = (8, 12, 16), (0, 220), ("plain", "ag")  # of --depths
 MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
@@ -100,6 +103,22 @@ class DepthRun(evidence.Point):
         """Return the config of the run."""
         overrides = {"model.layers": self.layers, "optimizer.warmup_steps": self.warmup_steps, "seed": self.seed}
         return _parsed(f"quickstart:arm={self.arm}", overrides)
+
+
+@dataclasses.dataclass(frozen=True)
+class MuonRun(evidence.Point):
+    """A run with Muon and a factor of the updates of queries and keys that is recorded as one line."""
+
+    positions: str
+    arm: str
+    scale: float
+    seed: int
+
+    def config(self) -> ExperimentConfig:
+        """Return the config of the run."""
+        overrides = {"optimizer.muon_attention_scale": self.scale, "seed": self.seed}
+        arguments = f"positions={self.positions},norm=post,optimizer=muon,arm={self.arm},scale=small"
+        return _parsed(f"{CONFIG}:{arguments}", overrides)
 
 
 def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
@@ -175,7 +194,22 @@ def by_depth() -> list[DepthRun]:
     ]
 
 
-def trained(cell: Run | DepthRun, lines: Sequence[Line], root: epath.Path) -> Line:
+def by_scale(lines: Sequence[Line]) -> tuple[list[MuonRun], bool]:
+    """Return the cells that choose the factor of each kind of positions and arm, and when these are done, all others.
+
+    The second result is whether no others follow.
+    """
+    groups = [*itertools.product(POSITIONS, ARMS)]
+    tried = {group: [MuonRun(*group, scale, SEED_OF_SCALES) for scale in SCALES] for group in groups}
+    losses = {MuonRun.of(line): line.get("validation_loss", float("inf")) for line in lines}
+    cells = [cell for group in groups for cell in tried[group]]
+    if not set(cells) <= losses.keys():
+        return cells, False
+    best = {group: min(tried[group], key=losses.__getitem__) for group in groups}
+    return cells + [dataclasses.replace(best[group], seed=seed) for seed in SEEDS for group in groups], True
+
+
+def trained(cell: Run | DepthRun | MuonRun, lines: Sequence[Line], root: epath.Path) -> Line:
     """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
     config, directory, begun, start = cell.config(), root / cell.name, os.getloadavg()[0], time.monotonic()
     line = dataclasses.asdict(cell) | {"steps": config.training.steps}
@@ -241,6 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
     what.add_argument("--rates", action="store_true", help="train at more learning rates")
+    what.add_argument("--muon", action="store_true", help="train with factors of Muon's updates of queries and keys")
     what.add_argument("--depths", action="store_true", help="train with more layers, with and without warm-up")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of each paradigm")
     options = parser.parse_args(arguments)
@@ -251,6 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.rates or options.depths:
         name, of = (f"{NAME}_rates", by_rate()) if options.rates else (DEPTH_NAME, by_depth())
         evidence.run(folder / name, program, lambda lines: (of, True), train)
+        return
+    if options.muon:
+        evidence.run(folder / MUON_NAME, program, by_scale, train)
         return
     if not options.blimp:
         evidence.run(folder / NAME, program, ready, train)

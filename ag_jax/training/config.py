@@ -17,8 +17,8 @@ class OptimizerConfig:
 
     kind: `adamw`; `lion` (Chen et al. 2023), whose published `beta2` is 0.99, with learning rates 3 to 10 times lower
         than AdamW's; or `muon` (Jordan et al. 2024), which makes the updates of the layers' matrices orthogonal, and
-        scales them so that AdamW's learning rate and weight decay can be kept (Liu et al. 2025). Embeddings, output
-        heads, biases and norms then have AdamW.
+        scales them to the size that AdamW's have late in training (Liu et al. 2025). Embeddings, output heads, biases
+        and norms then have AdamW.
     learning_rate: peak learning rate, reached after `warmup_steps`.
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
     decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt` (1 -
@@ -34,6 +34,9 @@ class OptimizerConfig:
     weight_decay: each step subtracts learning rate * weight_decay * weight from matrices; never from biases or
         LayerNorm.
     clip_norm: maximum global norm of the gradient; None does not clip it.
+    muon_attention_scale: with `muon`, factor of the updates of the kernels of queries and keys. Early in training
+        AdamW's updates of these are several times as large as Muon's, and heads need that to learn to attend to
+        neighbours by learned positions.
     clip_updates: divide the update of a parameter by the root mean square of gradient / sqrt(second moment) where this
         is above 1 (StableAdamW of Wortsman et al. 2023), for parameters that have AdamW; goes well with clip_norm=none.
     """
@@ -49,6 +52,7 @@ class OptimizerConfig:
     epsilon: Annotated[float, Gt(0)] = 1e-8
     weight_decay: Annotated[float, Ge(0)] = 0.0
     clip_norm: Annotated[float, Gt(0)] | None = 1.0
+    muon_attention_scale: Annotated[float, Gt(0)] = 1.0
     clip_updates: bool = False
 
     def __post_init__(self):

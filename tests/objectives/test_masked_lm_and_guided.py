@@ -88,7 +88,7 @@ def test_terms_and_metrics(batch, params):
 
 
 def test_bias_mode_adds_alpha_times_the_target_to_the_scores(batch, params):
-    """The bias is added to one that the ports have already, and found in what the model reads, without masked tokens."""
+    """The bias is added to one that the ports have already; it is found in what the model reads."""
     read = batch | {"original": batch["tokens"]}
     assert (np.isin(batch["tokens"], reference.PERIODS) != np.isin(batch["original"], reference.PERIODS)).any()
     objective = tiny.guided(MODEL, MIXED, mode="bias", alpha=8.0)

@@ -134,6 +134,7 @@ def by_hand(config, total_steps, name, layer, start, gradients):
             shape = (-1, g.shape[-1]) if name.endswith("output/kernel") else (g.shape[0], -1)
             matrix = ahead.reshape(shape)
             update = 0.2 * np.sqrt(max(matrix.shape)) * newton_schulz(matrix).reshape(theta.shape)
+            update *= config.muon_attention_scale if "/query/" in name or "/key/" in name else 1
         else:
             first, second = beta1 * first + (1 - beta1) * g, beta2 * second + (1 - beta2) * g**2
             m, v = first / (1 - beta1 ** (index + 1)), second / (1 - beta2 ** (index + 1))
@@ -154,7 +155,7 @@ def by_hand(config, total_steps, name, layer, start, gradients):
         ({"warmup_steps": 1, "decay": "inverse_sqrt"}, 2e-6),
         ({"clip_updates": True, "clip_norm": None, "weight_decay": 0.2, "beta2": 0.99}, 3e-6),
         ({"kind": "lion", "beta2": 0.99, "clip_norm": None, "weight_decay": 0.3}, 1e-6),
-        ({"kind": "muon", "clip_norm": None, "weight_decay": 0.2}, 2e-4),
+        ({"kind": "muon", "clip_norm": None, "weight_decay": 0.2, "muon_attention_scale": 3.0}, 2e-4),
     ],
 )
 def test_three_steps_equal_numpy(settings, tolerance):
