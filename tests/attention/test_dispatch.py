@@ -98,9 +98,9 @@ def plain(config, inputs, change=lambda output: output):
     mixed = jnp.einsum("bhqk,bkhw->bqhw", jnp.where(kept, H, 0) * config.dropout_scale, value.astype(jnp.float32))
     output = change(mixed.astype(value.dtype).reshape(inputs.query_BQA.shape))
     if not config.guided:
-        return output, None, None
-    P = interface.target(inputs.shifts_H[None, :, None, None], inputs.weights_BHK[:, :, None], *places[2:])
-    return output, (H * H).sum(-1), (H * P).sum(-1)
+        return output, ()
+    P = interface.target(inputs.columns_BHQ[..., None], inputs.weights_BHK[:, :, None], places[3])
+    return output, ((H * H).sum(-1), (H * P).sum(-1))
 
 
 def fails(config, inputs):
@@ -127,8 +127,8 @@ def inexact_with_dropout(config, inputs):
 
 
 def without_statistics_gradient(config, inputs):
-    output, squares, overlap = plain(config, inputs)
-    return output, None if squares is None else jax.lax.stop_gradient(squares), overlap
+    output, sums = plain(config, inputs)
+    return output, (jax.lax.stop_gradient(sums[0]), sums[1]) if sums else ()
 
 
 def on_this_gpu(monkeypatch, kernel):
