@@ -98,8 +98,8 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
             output[0, :, tile.lanes(head)] = jnp.transpose(mixed[head] * inverse, (1, 0)).astype(output.dtype)
             log_sums[0, head] = jnp.where(sees_keys, largest[head] + jnp.log(total[head]), 0.0)
             if tile.config.guided:
-                to_row = 1.0 if tile.config.is_cross_entropy else inverse * inverse
-                rows[0][0, head] = sums[0][head] * to_row
+                of_row = sums[0][head]
+                rows[0][0, head] = of_row if tile.config.is_cross_entropy else of_row * inverse * inverse
                 rows[1][0, head] = sums[1][head] * inverse
 
 
