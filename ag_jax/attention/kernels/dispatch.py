@@ -115,18 +115,20 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a layer's attention and the type of its arrays, by which `choose` decides.
+    """Sizes of a layer's attention, the type of its arrays and the loss of its guidance, by which `choose` decides.
 
     heads: number of heads of a layer.
     head_width: width of a head.
     length: the most tokens of a row.
     dtype: floating-point type of queries, keys and values.
+    loss: of the guidance, by which kernels compute other statistics.
     """
 
     heads: int
     head_width: int
     length: int
     dtype: str
+    loss: GuidanceLoss = "squared"
 
 
 # Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of
@@ -164,7 +166,7 @@ def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None,
         return None, f"its kernel cannot be imported with jax {jax.__version__}: {error}", True
     if unsupported or device not in jax.devices():
         return kernel, unsupported, False
-    defect = self_check.problem(Fused(kernel), sizes.head_width, sizes.length, sizes.dtype)
+    defect = self_check.problem(Fused(kernel), sizes.head_width, sizes.length, sizes.dtype, sizes.loss)
     return kernel, defect, defect is not None
 
 
