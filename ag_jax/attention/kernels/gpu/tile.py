@@ -69,12 +69,12 @@ class Queries:
     segments: Array
     query: Array
     g_output: Array | None = None
+    columns: Array | None = None
     log_sums: Array | None = None
     delta: Array | None = None
     g_squares: Array | None = None
     g_score_sums: Array | None = None
     g_overlap: Array | None = None
-    columns: Array | None = None
 
     @property
     def position(self) -> Array:
@@ -139,14 +139,15 @@ class HeadRefs:
         """Load a block of `size` queries from position `first` on."""
         length = self.config.queries
         rows = [name for name in ("query", "g_output") if name in self.refs]
-        numbers = ("log_sums", "delta", "g_squares", "g_score_sums", "g_overlap", "columns")
+        numbers = ("columns", "log_sums", "delta", "g_squares", "g_score_sums", "g_overlap")
         loaded: dict[str, Array] = {
             name: _load(*self._vectors(self.refs[name], first, size, length), 0.0) for name in rows
         }
-        for name in numbers:
-            if name in self.refs:
-                other = -1 if name == "columns" else 0.0
-                loaded[name] = _load(*self._numbers(self.refs[name], first, size, length), other)
+        loaded |= {
+            name: _load(*self._numbers(self.refs[name], first, size, length), 0)
+            for name in numbers
+            if name in self.refs
+        }
         return Queries(first, self._segments("query_segments", first, size, length), **loaded)
 
     def keys(self, first: Array, size: int) -> Keys:
