@@ -4,7 +4,8 @@
 
 One layer of RoBERTa-12's attention (12 heads of 64, bfloat16) on rows without padding, by the reference, by the fused
 kernel of the device and by `jax.nn.dot_product_attention` (through cuDNN on an NVIDIA GPU). The reference and the
-kernel are measured plain, guided (one Next, one Prev, four First), with dropout 0.1, and with both. For each length:
+kernel are measured plain, guided (one Next, one Prev, four First), with dropout 0.1, with both, and with both and the
+loss cross_entropy. For each length:
 the median time of a forward pass and of forward and backward together, measured in turns over all implementations;
 FLOP/s, counting the L x L x N products that are needed (2 forward, 5 backward); the compiler's figure of temporary
 memory; and the distance of the results from the reference's. An implementation that fails has the error instead.
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import record
 
 from ag_jax.attention import patterns
+from ag_jax.attention.config import GuidanceLoss
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.dispatch import Fused
@@ -38,24 +40,27 @@ VARIANTS = {
     "_guided": {"guided": True},
     "_dropout": {"rate": RATE},
     "_guided_dropout": {"guided": True, "rate": RATE},
+    "_cross_entropy_dropout": {"guided": True, "rate": RATE, "loss": "cross_entropy"},
 }
 PRODUCTS = {"forward": 2, "forward_and_backward": 7}
 
 
-def guides(rows: int, length: int) -> Guides:
+def guides(rows: int, length: int, loss: GuidanceLoss) -> Guides:
     """Return guides for half of the heads, as by default: one Next, one Prev and four First."""
     segments_BL = jnp.ones((rows, length), jnp.int32)
     neighbours = [patterns.neighbour(segments_BL, offset) for offset in (1, -1)]
     first_BL = jnp.broadcast_to(jnp.arange(length)[None, :] == 0, (rows, length))
-    return Guides((*neighbours, patterns.columns(first_BL, segments_BL)), (1, 1, 4))
+    return Guides((*neighbours, patterns.columns(first_BL, segments_BL)), (1, 1, 4), loss=loss)
 
 
-def call(attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0) -> Callable:
+def call(
+    attend: Callable, rows: int, length: int, *, guided: bool = False, rate: float = 0.0, loss: GuidanceLoss = "squared"
+) -> Callable:
     """Return a function of query, key and value that returns the output, and with `guided` the guidance statistics."""
 
     def results(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, ...]:
         segments = jnp.ones((rows, length), jnp.int32)
-        settings = {"guides": guides(rows, length) if guided else None, "rate": rate, "key": jax.random.key(0)}
+        settings = {"guides": guides(rows, length, loss) if guided else None, "rate": rate, "key": jax.random.key(0)}
         mixed, found = attend(query, key, value, segments, segments, **settings)
         return (mixed, found.distance_BHQ, found.overlap_BHQ) if guided else (mixed,)
 

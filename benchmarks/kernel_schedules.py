@@ -3,9 +3,9 @@
     python benchmarks/kernel_schedules.py [--slices v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2] [--lengths 512]
 
 One layer of RoBERTa-12's attention (12 heads of 64, bfloat16) on 16,384 tokens without padding is compiled for each
-generation of TPUs, forward and backward: plain, guided (one Next, one Prev, four First), with dropout 0.1, and with
-both. The cycles are those of `ag_jax.planning.schedules`, for all grid steps of a call. They do not include waiting for
-memory or for the matrix units.
+generation of TPUs, forward and backward: plain, guided (one Next, one Prev, four First), with dropout 0.1, with both,
+and with both and the loss cross_entropy. The cycles are those of `ag_jax.planning.schedules`, for all grid steps of a
+call. They do not include waiting for memory or for the matrix units.
 
 Writes benchmarks/results/kernel_schedules.json.
 """

@@ -1307,6 +1307,27 @@ BUGS = (
         "tests/attention/test_kernels.py",
     ),
     Bug(
+        "the GPU kernels add the gradient by the logarithmic sum to the row sums of dH * H, and do not take it away",
+        "ag_jax/attention/kernels/gpu/attention.py",
+        "delta - g_log_sums",
+        "delta + g_log_sums",
+        "tests/attention/test_kernels.py",
+    ),
+    Bug(
+        "the TPU kernels' cross-entropy counts columns of other texts",
+        "ag_jax/attention/kernels/tpu/tile.py",
+        "jnp.where(self.visible_KQ, target_KQ, 0.0) if",
+        "target_KQ if",
+        "tests/attention/test_kernels.py",
+    ),
+    Bug(
+        "kernels do not divide the cross-entropy by the columns that a query sees",
+        "ag_jax/attention/kernels/interface.py",
+        "score_sums_BhQ / jnp.maximum(total_B1Q, 1)",
+        "score_sums_BhQ",
+        "tests/attention/test_kernels.py",
+    ),
+    Bug(
         "a row counts a separator before its first document",
         "ag_jax/data/text/sequences.py",
         "limit = before[:-1] + room + (is_first if across_documents else 0)",

@@ -164,7 +164,7 @@ def overlap(
 
 @jax.custom_vjp
 def cross_entropy(scores_BHQK: Array, H_BHQK: Array, P_BQK: Array) -> Array:
-    """Return -<P, log H> of each row, `BHQ`, with H = softmax(scores); rows without a target, P = 0, get log(sum(exp)).
+    """Return -<P, log H> of each row, `BHQ`, with H = softmax(scores); rows without a target, P = 0, get 0.
 
     The gradient by the scores is H - P in rows with a target, and 0 in others; it needs no array beside H and P.
 
@@ -173,7 +173,8 @@ def cross_entropy(scores_BHQK: Array, H_BHQK: Array, P_BQK: Array) -> Array:
     # Not the sum of exponentials once more: the largest element of H is exp(highest - log_sum), and never underflows.
     largest_BHQ = jnp.maximum(H_BHQK.max(-1), jnp.finfo(H_BHQK.dtype).tiny)
     log_sums_BHQ = scores_BHQK.max(-1) - jnp.log(largest_BHQ)
-    return log_sums_BHQ - jnp.einsum("bhqk,bqk->bhq", scores_BHQK, P_BQK)
+    cross_entropy_BHQ = log_sums_BHQ - jnp.einsum("bhqk,bqk->bhq", scores_BHQK, P_BQK)
+    return jnp.where((P_BQK > 0).any(-1)[:, None], cross_entropy_BHQ, 0.0)
 
 
 def _cross_entropy_forward(scores_BHQK: Array, H_BHQK: Array, P_BQK: Array):

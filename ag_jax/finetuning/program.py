@@ -105,7 +105,9 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
     attend = dispatch.choose(
         spec.config.attention,
         mesh,
-        dispatch.Sizes(spec.config.heads, spec.config.head_width, spec.head.max_length, spec.config.dtype),
+        dispatch.Sizes(
+            spec.config.heads, spec.config.head_width, spec.head.max_length, spec.config.dtype, spec.guidance.loss
+        ),
         after_dropout=spec.guidance.mode != "none" and spec.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],

@@ -50,7 +50,7 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
     return dispatch.choose(
         config.model.attention,
         mesh,
-        dispatch.Sizes(shape.heads, shape.head_width, config.data.sequence_length, shape.dtype),
+        dispatch.Sizes(shape.heads, shape.head_width, config.data.sequence_length, shape.dtype, config.guidance.loss),
         after_dropout=guided and config.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],

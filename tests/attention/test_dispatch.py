@@ -82,7 +82,8 @@ def test_many_devices_equal_float64(eight_devices, bias):
     """Rows over four, heads over two: what dropout drops too, and the gradient of a bias that devices share."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
     spread = Fused(functools.partial(tpu.attend, interpret=True), mesh, ("data", "fsdp"), "tensor")
-    case = fused.Case(9, 9, targets=(1, "some", -2), bias=bias, rate=0.3, rows=("gaps",) * 8, heads=4)
+    loss = "cross_entropy" if bias in (None, (2, 2)) else "squared"
+    case = fused.Case(9, 9, targets=("any", "some", -2), loss=loss, bias=bias, rate=0.3, rows=("gaps",) * 8, heads=4)
     fused.check(f"spread{bias}", spread, case)
 
 
@@ -98,9 +99,13 @@ def plain(config, inputs, change=lambda output: output):
     mixed = jnp.einsum("bhqk,bkhw->bqhw", jnp.where(kept, H, 0) * config.dropout_scale, value.astype(jnp.float32))
     output = change(mixed.astype(value.dtype).reshape(inputs.query_BQA.shape))
     if not config.guided:
-        return output, None, None
-    P = interface.target(inputs.shifts_H[None, :, None, None], inputs.weights_BHK[:, :, None], *places[2:])
-    return output, (H * H).sum(-1), (H * P).sum(-1)
+        return output, ()
+    P = interface.target(inputs.columns_BHQ[..., None], inputs.weights_BHK[:, :, None], places[3])
+    overlap = (H * P).sum(-1)
+    if config.is_cross_entropy:  # the logarithms of H are scores of which the logarithmic sum is 0
+        scores = jnp.log(jnp.where(H > 0, H, 1.0))
+        return output, (jnp.zeros_like(overlap), (scores * P).sum(-1), jax.lax.stop_gradient(overlap))
+    return output, ((H * H).sum(-1), overlap)
 
 
 def fails(config, inputs):
@@ -127,36 +132,36 @@ def inexact_with_dropout(config, inputs):
 
 
 def without_statistics_gradient(config, inputs):
-    output, squares, overlap = plain(config, inputs)
-    return output, None if squares is None else jax.lax.stop_gradient(squares), overlap
+    output, sums = plain(config, inputs)
+    return output, (jax.lax.stop_gradient(sums[0]), sums[1]) if sums else ()
 
 
-def on_this_gpu(monkeypatch, kernel):
+def on_this_gpu(monkeypatch, kernel, loss="squared"):
     """`dispatch.choose` on a GPU with this kernel; the setting is its argument."""
     here = types.SimpleNamespace(device_kind="a GPU", platform="gpu", compute_capability="7.5")
     monkeypatch.setattr(jax, "devices", lambda: [here])
     monkeypatch.setattr(self_check, "LENGTHS", (48,))
     if kernel is not None:
         monkeypatch.setattr(dispatch, "_gpu", lambda device, sizes: (kernel, None))
-    mesh, sizes = one_device(here), dataclasses.replace(SIZES, heads=8, head_width=8, length=96)
+    mesh, sizes = one_device(here), dataclasses.replace(SIZES, heads=8, head_width=8, length=96, loss=loss)
     settings = {"mesh": mesh, "sizes": sizes, "after_dropout": False, "rows": ("data",), "heads": "tensor"}
     return lambda setting: dispatch.choose(setting, **settings)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "problem"),
+    ("kernel", "loss", "problem"),
     [
-        (plain, None),
-        (fails, "NotImplementedError: ptxas: unknown option"),
-        (nan_in_values_gradient, "nan%"),
-        (inexact_without_dropout, "50."),
-        (inexact_with_dropout, "3.9%"),
-        (without_statistics_gradient, "reference's by"),
+        (plain, "cross_entropy", None),
+        (fails, "squared", "NotImplementedError: ptxas: unknown option"),
+        (nan_in_values_gradient, "squared", "nan%"),
+        (inexact_without_dropout, "squared", "50."),
+        (inexact_with_dropout, "squared", "3.9%"),
+        (without_statistics_gradient, "squared", "reference's by"),
     ],
 )
-def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
+def test_a_kernel_is_tested_on_its_device(kernel, loss, problem, monkeypatch, capsys):
     """`auto` falls back to the reference with one warning; a kernel that was asked for by name is an error."""
-    chosen_for = on_this_gpu(monkeypatch, kernel)
+    chosen_for = on_this_gpu(monkeypatch, kernel, loss)
     chosen = [chosen_for("auto") for _ in range(2)]
     said = capsys.readouterr().err
     if problem is None:

@@ -28,23 +28,33 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is dep
 KERNELS = {"attention", "attention_query_gradient", "attention_key_gradient"}
 
 
-def lower(size, batch=2, keys=None, bias=None, learn_bias=False, guided=True, rate=0.1, band=EVERYTHING, device=None):
+def lower(
+    size,
+    batch=2,
+    keys=None,
+    bias=None,
+    learn_bias=False,
+    guided=True,
+    rate=0.1,
+    band=EVERYTHING,
+    loss="squared",
+    device=None,
+):
     """Gradients of everything, lowered for a GPU; `keys` is their number, if it is not that of the queries."""
     length, heads, width, dtype = size
     keys = keys or length
-    config = KernelConfig(heads, heads, width, length, keys, rate, heads if guided else 0, band)
+    config = KernelConfig(heads, heads, width, length, keys, rate, heads if guided else 0, band, loss)
 
     def total(*operands):
-        mixed, squares, overlap = gpu.attend(config, KernelInputs(*operands))
-        statistics = 3.0 * squares.sum() + jnp.square(overlap).sum() if guided else 0.0
-        return jnp.square(mixed.astype(jnp.float32)).sum() + statistics
+        mixed, sums = gpu.attend(config, KernelInputs(*operands))
+        return sum(jnp.square(array.astype(jnp.float32)).sum() for array in (mixed, *sums))
 
     shape = functools.partial(jax.ShapeDtypeStruct, sharding=device and SingleDeviceSharding(device))
     operands = (
         *(shape((batch, size, heads * width), dtype) for size in (length, keys, keys)),
         *(shape((batch, size), jnp.int32) for size in (length, keys)),
         None if bias is None else shape((*bias, length, keys), jnp.float32),
-        shape((heads,), jnp.int32) if guided else None,
+        shape((batch, heads, length), jnp.int32) if guided else None,
         shape((batch, heads, keys), jnp.float32) if guided else None,
         shape((4,), jnp.int32),
     )
@@ -69,13 +79,14 @@ VARIANTS = {
     "learnt_bias": {"bias": (2, 1), "learn_bias": True},
     "causal": {"band": Band(None, 0)},
     "window": {"band": Band(128, 128), "bias": (1, 1), "learn_bias": True},
+    "cross_entropy": {"loss": "cross_entropy", "band": Band(128, 128), "bias": (1, 1), "learn_bias": True},
     "cross": {"keys": 300, "bias": (2, 12), "learn_bias": True},
     "cross_causal": {"keys": 700, "band": Band(None, 0), "rate": 0.0, "guided": False},
 }
 CASES = [*((size, "guided") for size in SIZES), *(("roberta12", name) for name in VARIANTS if name != "guided")]
 USUAL = [
     *((size, "guided") for size in ("odd", "wide", "float32")),
-    ("roberta12", "window"),
+    ("roberta12", "cross_entropy"),
     ("roberta12", "cross_causal"),
 ]
 

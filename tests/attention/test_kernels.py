@@ -53,7 +53,9 @@ def implementation(request, monkeypatch):
 class Case:
     """A call of attention.
 
-    targets: of the first heads; a number is a neighbour, a text the name of chosen `Columns`; equal neighbours are one.
+    targets: of the first heads; a number is a neighbour, `any` a column for each query, and another text the name of
+        chosen `Columns`; equal neighbours in the list are one.
+    loss: of the guidance.
     bias: sizes of its first two axes, where 2 stands for all.
     rows: what each row of the batch holds, see `segment_ids`.
     blank: some queries have segment 9, which no key has.
@@ -64,6 +66,7 @@ class Case:
     causal: bool = False
     window: int | None = None
     targets: tuple[int | str, ...] = ()
+    loss: str = "squared"
     bias: tuple[int, int] | None = None
     rate: float = 0.0
     rows: tuple[str, ...] = ("texts", "texts")
@@ -83,24 +86,35 @@ class Case:
 SHORT, MIXED = ("full", "short"), ("gaps", "half", "empty")
 CASES = {
     "everything": Case(
-        37, 37, targets=(1, "some", "some", -2), bias=(2, 2), rate=0.2, rows=("gaps",) * 3, heads=5, width=12
+        37, 37, targets=("any", "some", "some", -2), bias=(2, 2), rate=0.2, rows=("gaps",) * 3, heads=5, width=12
     ),
     # With this width, a key block without a key of the query's text once made NaN: a rounded product beside one that is
     # not.
     "wide": Case(37, 37, bias=(1, 1), rows=MIXED, heads=2, width=64),
     # The TPU kernel's grid steps have two of these heads each, and the last one has no guided head.
-    "wide_guided": Case(37, 37, targets=(1, "some", -2), bias=(1, 1), rate=0.2, rows=MIXED, heads=6, width=64),
+    "wide_guided": Case(
+        37, 37, targets=(1, "any", "some"), loss="cross_entropy", bias=(1, 1), rate=0.2, rows=MIXED, heads=6, width=64
+    ),
     "causal": Case(45, 45, causal=True, targets=(-1, "some", 0)),
     "causal_dropout_bias": Case(45, 45, causal=True, bias=(2, 1), rate=0.2, rows=SHORT),
-    "window": Case(45, 45, window=13, targets=(3, "some", -6), bias=(1, 2), rate=0.2),
-    "causal_window": Case(45, 45, causal=True, window=21, bias=(1, 1), targets=("some", "some", -1)),
+    "window": Case(45, 45, window=13, targets=(3, "some", "any"), bias=(1, 2), rate=0.2),
+    "causal_window": Case(
+        45, 45, causal=True, window=21, bias=(1, 1), targets=("some", "any", -1), loss="cross_entropy", rate=0.2
+    ),
     "only_itself": Case(21, 21, window=1),
-    "cross": Case(23, 53, targets=("some", "all"), bias=(2, 2), rate=0.2, blank=True),
-    "cross_long_queries": Case(53, 9, targets=("all",) * 3, bias=(1, 2), rate=0.1, blank=True),
-    "cross_causal": Case(55, 20, causal=True, targets=("all", "some"), bias=(1, 1), blank=True),
+    "cross": Case(23, 53, targets=("some", "any"), bias=(2, 2), rate=0.2, blank=True),
+    "cross_long_queries": Case(53, 9, targets=("all", "any", "any"), bias=(1, 2), rate=0.1, blank=True),
+    "cross_causal": Case(55, 20, causal=True, targets=("any", "some"), loss="cross_entropy", bias=(1, 1), blank=True),
     "cross_causal_more_keys": Case(20, 55, causal=True, rows=SHORT),
     "cross_window": Case(70, 19, window=11, bias=(2, 1), targets=("some",), rows=SHORT),
     "sides_of_one_length": Case(37, 37, targets=(1, "some", -2), blank=True),
+    "absent": Case(37, 37, targets=("none", "any", "some"), loss="cross_entropy", rows=MIXED),
+}
+OTHER_LOSS = {"squared": "cross_entropy", "cross_entropy": "squared"}
+CASES |= {
+    f"{name}_{OTHER_LOSS[case.loss]}": dataclasses.replace(case, loss=OTHER_LOSS[case.loss])
+    for name, case in CASES.items()
+    if case.targets
 }
 
 
@@ -121,7 +135,10 @@ def segment_ids(case, length, seed):
 
 @functools.cache
 def inputs_of(case, dtype="float32"):
-    """Arrays by name, the segment ids of both sides, and by name which columns targets want."""
+    """Arrays by name, the segment ids of both sides, and by name which columns targets want.
+
+    Columns of `any` lie in any text, or beyond all keys; queries may have none, too.
+    """
     rng = np.random.default_rng(0)
     batch, heads, queries, keys = case.shape
     arrays = {
@@ -138,7 +155,8 @@ def inputs_of(case, dtype="float32"):
     if case.blank:
         query_ids = query_ids.copy()
         query_ids[0, 1:3], query_ids[1, -1] = 9, 9
-    chosen = {name: rng.random(key_ids.shape) < share for name, share in (("some", 0.2), ("all", 2.0))}
+    chosen = {name: rng.random(key_ids.shape) < share for name, share in (("some", 0.2), ("all", 2.0), ("none", 0.0))}
+    chosen["any"] = rng.integers(-1, keys + 2, query_ids.shape).astype(np.int32)
     return arrays, (query_ids, key_ids), chosen
 
 
@@ -153,25 +171,37 @@ def sees(case, query_ids, key_ids, b, q):
 
 
 def target_row(case, target, b, q, seen, query_ids, key_ids, chosen):
-    """P of a query on its keys `seen`."""
+    """P of a query on its keys `seen`, and whether it has a target there: otherwise P is uniform."""
     # Padding of self-attention counts as one token; it is left out of losses.
-    size = len(seen) if query_ids[b, q] > 0 else 1
-    if isinstance(target, int):
-        inside = 0 <= q + target < case.keys and query_ids[b, q] > 0 and key_ids[b, q + target] == query_ids[b, q]
-        return np.array([float(k == q + target) if inside else 1 / size for k in seen])
+    size = max(len(seen), 1) if query_ids[b, q] > 0 else 1
+    if isinstance(target, int) or target == "any":
+        column = chosen["any"][b, q] if target == "any" else q + target
+        inside = column in seen and query_ids[b, q] > 0
+        return np.array([float(k == column) if inside else 1 / size for k in seen]), inside
     text = [k for k in range(case.keys) if key_ids[b, k] == query_ids[b, q] and query_ids[b, q] > 0]
     wanted = [k for k in text if chosen[target][b, k]] or text
     if case.causal or case.window is not None:
         wanted = [k for k in wanted if k in seen]
         if not wanted:  # a row that sees none of its columns
-            return np.full(len(seen), 1 / size)
-    return np.array([float(k in wanted) / max(len(wanted), 1) for k in seen])
+            return np.full(len(seen), 1 / size), False
+    return np.array([float(k in wanted) / max(len(wanted), 1) for k in seen]), bool(wanted)
+
+
+@functools.cache
+def counts(case):
+    """Whether the distance of each guided row is compared, `BHQ`: the cross-entropy needs a target."""
+    _, ids, chosen = inputs_of(case)
+    found = np.ones((len(case.rows), len(case.targets), case.queries), bool)
+    for b, h, q in np.ndindex(*found.shape) if case.loss == "cross_entropy" else ():
+        found[b, h, q] = target_row(case, case.targets[h], b, q, sees(case, *ids, b, q), *ids, chosen)[1]
+    return found
 
 
 def cotangents(case):
     """Weights of output and statistics in the sum that is differentiated."""
     rng, (batch, heads, queries, _) = np.random.default_rng(7), case.shape
     of_statistics = 5 * rng.standard_normal((2, batch, len(case.targets), queries))
+    of_statistics[0] *= counts(case)
     return (rng.standard_normal((batch, queries, heads, case.width)), *of_statistics)
 
 
@@ -184,8 +214,8 @@ def oracle(case, dtype="float32"):
     is_kept = np.asarray(jax.jit(keep_attention, static_argnums=2)(KEY, case.rate, case.shape)) if case.rate else 1
     multiplier = np.broadcast_to(is_kept / (1 - case.rate), case.shape)
     bias = np.broadcast_to(arrays.get("bias", 0.0), case.shape)
-    of_output, of_squares, of_overlap = cotangents(case)
-    output, squares, overlap = np.zeros_like(of_output), np.zeros_like(of_squares), np.zeros_like(of_overlap)
+    of_output, of_distance, of_overlap = cotangents(case)
+    output, distance, overlap = np.zeros_like(of_output), np.zeros_like(of_distance), np.zeros_like(of_overlap)
     gradient = {side: np.zeros_like(array) for side, array in arrays.items()}
     dbias, root = np.zeros(case.shape), np.sqrt(case.width)
     for b, h, q in np.ndindex(*case.shape[:3]):
@@ -197,9 +227,12 @@ def oracle(case, dtype="float32"):
         output[b, q, h] = (H * M) @ value[b, seen, h]
         dH = M * (value[b, seen, h] @ of_output[b, q, h])
         if h < len(case.targets):
-            P = target_row(case, case.targets[h], b, q, seen, *ids, chosen)
-            squares[b, h, q], overlap[b, h, q] = H @ H, H @ P
-            dH = dH + 2 * of_squares[b, h, q] * H + of_overlap[b, h, q] * P
+            P, _ = target_row(case, case.targets[h], b, q, seen, *ids, chosen)
+            distance[b, h, q], overlap[b, h, q] = -P @ np.log(H) if case.loss == "cross_entropy" else H @ H, H @ P
+            if case.loss == "cross_entropy":
+                dH = dH - of_distance[b, h, q] * P / H
+            else:
+                dH = dH + 2 * of_distance[b, h, q] * H + of_overlap[b, h, q] * P
         dS = H * (dH - H @ dH)
         gradient["query"][b, q, h] += dS @ key[b, seen, h] / root
         gradient["key"][b, seen, h] += np.outer(dS, query[b, q, h]) / root
@@ -208,7 +241,7 @@ def oracle(case, dtype="float32"):
     if case.bias:
         shared = tuple(axis for axis, size in enumerate(arrays["bias"].shape[:2]) if size == 1)
         gradient["bias"] = dbias.sum(shared, keepdims=True)
-    return (output, squares, overlap)[: 3 if case.targets else 1], gradient
+    return (output, distance, overlap)[: 3 if case.targets else 1], gradient
 
 
 def traced(attend, case):
@@ -219,15 +252,20 @@ def traced(attend, case):
         key_ids = query_ids if case.is_self else key_ids
         made = [(target, len([*same])) for target, same in itertools.groupby(case.targets)]
         targets = [
-            neighbour(query_ids, one) if isinstance(one, int) else patterns.columns(jnp.asarray(chosen[one]), key_ids)
+            neighbour(query_ids, one)
+            if isinstance(one, int)
+            else patterns.Pointer(jnp.asarray(chosen[one]))
+            if one == "any"
+            else patterns.columns(jnp.asarray(chosen[one]), key_ids)
             for one, _ in made
         ]
+        guides = Guides(tuple(targets), tuple(count for _, count in made), loss=case.loss) if targets else None
         mixed, statistics = attend(
             *(arrays[side] for side in ("query", "key", "value")),
             query_ids,
             key_ids,
             bias=arrays.get("bias"),
-            guides=Guides(tuple(targets), tuple(count for _, count in made)) if targets else None,
+            guides=guides,
             causal=case.causal,
             window=case.window,
             rate=case.rate,
@@ -260,7 +298,9 @@ def check(name, attend, case, dtype="float32"):
     wanted, wanted_gradient = oracle(case, dtype)
     # Gradients of blocks go by the rows' logarithmic sums, of about 20, and inherit their rounding several times.
     of_output, of_gradients = {"float32": (4e-6, 1e-5), "bfloat16": (1.2e-2, 2.4e-2)}[dtype]
-    for one, other, what in zip(found, wanted, ("output", "squares", "overlap"), strict=False):
+    if case.targets:
+        found, wanted = ((output, distance * counts(case), overlap) for output, distance, overlap in (found, wanted))
+    for one, other, what in zip(found, wanted, ("output", "distance", "overlap"), strict=False):
         assert np.abs(other).max() > 1e-2, f"{what}: the comparison would be of nothing"
         allowed = (of_output if what == "output" else 4e-6) * np.abs(other).max()
         np.testing.assert_allclose(one, other, atol=allowed, err_msg=what)
@@ -271,7 +311,8 @@ def check(name, attend, case, dtype="float32"):
         allowed = of_gradients * (np.abs(other).max() or 1.0)
         np.testing.assert_allclose(gradient[side], other, atol=allowed, err_msg=f"d{side}")
     blind = [(b, q) for b, q in np.ndindex(len(case.rows), case.queries) if not sees(case, *ids, b, q)]
-    assert bool(blind) == (case.blank or case in (CASES["cross_window"], CASES["cross_causal_more_keys"]))
+    one_loss = dataclasses.replace(case, loss="squared")
+    assert bool(blind) == (case.blank or one_loss in (CASES["cross_window"], CASES["cross_causal_more_keys"]))
     for b, q in blind:
         assert not found[0][b, q].any() and not gradient["query"][b, q].any()
         assert all(not one[b, :, q].any() for one in found[1:])
@@ -279,7 +320,7 @@ def check(name, attend, case, dtype="float32"):
 
 # Where a kernel has several blocks, between the two kernels every case; otherwise those where the code differs.
 USUAL = {
-    "reference": ("everything", "wide", "only_itself", "cross_window"),
+    "reference": ("everything", "wide", "only_itself", "cross_window", "absent"),
     "tpu": ("wide_guided",),
     "tpu_blocks": ("wide", "causal_window", "cross_long_queries", "cross_causal_more_keys", "cross_window"),
     "gpu": (),

@@ -17,7 +17,7 @@ from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.interface import KernelConfig
 from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.kernels.tpu import grid
-from ag_jax.attention.patterns import Columns, neighbour
+from ag_jax.attention.patterns import Columns, Pointer, neighbour
 from ag_jax.attention.visibility import Band
 from ag_jax.planning import topology
 
@@ -32,22 +32,22 @@ def device(chip):
         pytest.skip(str(error))
 
 
-def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, keys=None, **band):
+def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, keys=None, loss="squared", **band):
     """Forward and backward with guidance and dropout; `keys` is their number, if it is not `length`."""
     place = SingleDeviceSharding(device(chip))
 
     def array(*shape, dtype=dtype):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    def loss(query, key, value, bias, query_segments, key_segments, weights, seed):
+    def total(query, key, value, bias, query_segments, key_segments, columns, weights, seed):
         if keys is None:
             key_segments = query_segments
-        neighbours = () if keys else (neighbour(query_segments, 0), neighbour(query_segments, -1))
-        targets = (*neighbours, Columns(weights, jnp.ones(rows, bool)))
+        neighbours = () if keys else (neighbour(query_segments, -1),)
+        targets = (*neighbours, Columns(weights, jnp.ones(rows, bool)), Pointer(columns))
         mixed, statistics = Fused(tpu.attend)(
             *(query, key, value, query_segments, key_segments),
             bias=bias,
-            guides=Guides(targets, (1,) * len(targets)),
+            guides=Guides(targets, (1,) * len(targets), loss=loss),
             rate=0.1,
             key=jax.random.key(seed),
             **band,
@@ -58,20 +58,22 @@ def compiled(chip, rows, length, heads, width, dtype="bfloat16", bias=False, key
     qkv = (array(rows, size, heads, width) for size in (length, keys or length, keys or length))
     of_bias = array(rows, 1, *lengths, dtype="float32") if bias else None
     segments = (array(rows, size, dtype="int32") for size in lengths)
-    others = (array(rows, lengths[1], dtype="float32"), array(dtype="int32"))
-    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3) if bias else (0, 1, 2)))
-    return gradient.lower(*qkv, of_bias, *segments, *others).compile()
+    of_targets = (array(rows, length, dtype="int32"), array(rows, lengths[1], dtype="float32"))
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2, 3) if bias else (0, 1, 2)))
+    return gradient.lower(*qkv, of_bias, *segments, *of_targets, array(dtype="int32")).compile()
 
 
 CALLS = {
     "tile": {"length": 512},
+    "tile_cross_entropy": {"length": 512, "loss": "cross_entropy"},
     "prime": {"length": 37, "heads": 3, "bias": True},
     "blocks": {"length": 600, "width": 48},
     "causal": {"length": 512, "causal": True},
     "causal_blocks": {"length": 1500, "causal": True, "bias": True},
     "window_blocks": {"length": 2048, "window": 256},
+    "window_blocks_cross_entropy": {"length": 2048, "window": 256, "bias": True, "loss": "cross_entropy"},
     "cross": {"length": 102, "keys": 512, "bias": True},
-    "cross_blocks": {"length": 1100, "keys": 600, "bias": True},
+    "cross_blocks": {"length": 1100, "keys": 600, "bias": True, "loss": "cross_entropy"},
     "cross_long_queries": {"length": 1100, "keys": 37},
     "cross_causal": {"length": 700, "keys": 1300, "causal": True},
     "one_query": {"length": 1, "keys": 300},
@@ -83,7 +85,7 @@ CALLS = {
 def test_compiles(chip, name):
     settings = {"heads": 4, "width": 64} | CALLS[name]
     text = compiled(chip, 2, **settings).as_text()
-    # Two of the four heads are a group. Between two texts one head is guided, so the other group has its own calls.
+    # Two of the four heads are a group. Between two texts two heads are guided, so the other group has its own calls.
     parts = 2 if "keys" in settings else 1
     calls, expected = text.count("tpu_custom_call"), 2 * parts + settings.get("bias", False)
     assert calls >= 2 if name in ("tile", "prime", "blocks") else calls == expected

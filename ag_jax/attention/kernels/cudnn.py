@@ -29,7 +29,7 @@ class CuDnn(Attend):
     implementation: Literal["cudnn", "xla"] = "cudnn"
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return (output `BQHW`, statistics ||H||^2, <H, P> of attention H and target P or None without guides)."""
+        """Return (output `BQHW`, statistics of guidance or None without guides)."""
         is_half = inputs.query_BQHW.dtype in (jnp.bfloat16, jnp.float16)
         if inputs.guides is not None or inputs.rate or inputs.bias is not None or not is_half:
             return reference.attend.compute(inputs)

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
+from ag_jax.attention.config import GuidanceLoss
 from ag_jax.attention.kernels import cudnn, reference, self_check
 from ag_jax.attention.kernels.interface import (
     Attend,
@@ -40,7 +41,7 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return (output `BQHW`, statistics ||H||^2, <H, P> of attention H and target P or None without guides).
+        """Return (output `BQHW`, statistics of guidance or None without guides).
 
         Raises ValueError for guidance after dropout, which kernels do not compute.
         """
@@ -52,17 +53,18 @@ class Fused(Attend):
         bias = inputs.bias
         if bias is not None:
             bias = jnp.broadcast_to(bias, (*bias.shape[:2], *lengths))
-        shifts_H, weights_BHK = (None, None) if guides is None else sparse_targets(inputs)
+        columns_BHQ, weights_BHK = (None, None) if guides is None else sparse_targets(inputs)
+        loss: GuidanceLoss = "squared" if guides is None else guides.loss
         seeds = dropout.seeds(inputs.key) if rate else jnp.zeros((2,), jnp.uint32)
 
-        def on_device(local: KernelInputs) -> tuple[Array, Array | None, Array | None]:
+        def on_device(local: KernelInputs) -> tuple[Array, tuple[Array, ...]]:
             rows, _, all_widths = local.query_BQA.shape
             local_heads = all_widths // width
             guided_heads = 0 if guides is None else sum(guides.counts)
             if guides is not None and local_heads < heads:
                 # One program serves all devices, so each computes statistics of all its heads.
                 guided_heads = local_heads
-            config = KernelConfig(local_heads, heads, width, *lengths, rate, guided_heads, inputs.band)
+            config = KernelConfig(local_heads, heads, width, *lengths, rate, guided_heads, inputs.band, loss)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             scalars = jnp.concatenate([jax.lax.bitcast_convert_type(local.scalars, jnp.int32), jnp.stack(first)])
             return self.kernel(config, local._replace(scalars=scalars))
@@ -70,12 +72,12 @@ class Fused(Attend):
         # Heads are flattened before the arrays are split: on a TPU, arrays with the axes (head, width of a head) last
         # have another layout, and would be copied.
         query, key, value = (array.reshape(*array.shape[:2], heads * width) for array in inputs[:3])
-        arrays = KernelInputs(query, key, value, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
+        arrays = KernelInputs(query, key, value, *inputs[3:5], bias, columns_BHQ, weights_BHK, seeds)
         if self.mesh is not None and self.mesh.size > 1:
             on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(arrays), check_vma=False)
-        mixed_BQA, squares_BHQ, overlap_BHQ = on_device(arrays)
+        mixed_BQA, sums = on_device(arrays)
         mixed_BQHW = mixed_BQA.reshape(inputs.query_BQHW.shape)
-        return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
+        return mixed_BQHW, None if guides is None else guided_statistics(sums, inputs)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:
         """Return this device's row-major index over these axes of the mesh; 0 if there is one device."""
@@ -89,17 +91,12 @@ class Fused(Attend):
         """Return the arguments of `jax.shard_map` for splitting a kernel's inputs and results over the mesh."""
         rows, heads, bias = self.rows or None, self.heads, arrays.bias
         side, ids, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows), PartitionSpec(rows, heads)
-        is_guided = arrays.shifts_H is not None
         of_bias = None
         if bias is not None:  # an axis of size 1 is shared by all devices
             of_bias = PartitionSpec(rows if bias.shape[0] > 1 else None, heads if bias.shape[1] > 1 else None)
-        targets = (PartitionSpec(heads), by_head) if is_guided else (None, None)
-        statistic = by_head if is_guided else None
-        specs: list[Any] = [side, side, side, ids, ids, of_bias, *targets, PartitionSpec()]
-        return {
-            "in_specs": (KernelInputs(*specs),),
-            "out_specs": (side, statistic, statistic),
-        }
+        of_targets = None if arrays.columns_BHQ is None else by_head
+        specs: list[Any] = [side, side, side, ids, ids, of_bias, of_targets, of_targets, PartitionSpec()]
+        return {"in_specs": (KernelInputs(*specs),), "out_specs": (side, by_head)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,18 +115,20 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a layer's attention and the type of its arrays, by which `choose` decides.
+    """Sizes of a layer's attention, the type of its arrays and the loss of its guidance, by which `choose` decides.
 
     heads: number of heads of a layer.
     head_width: width of a head.
     length: the most tokens of a row.
     dtype: floating-point type of queries, keys and values.
+    loss: of the guidance, by which kernels compute other statistics.
     """
 
     heads: int
     head_width: int
     length: int
     dtype: str
+    loss: GuidanceLoss = "squared"
 
 
 # Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of
@@ -167,7 +166,7 @@ def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None,
         return None, f"its kernel cannot be imported with jax {jax.__version__}: {error}", True
     if unsupported or device not in jax.devices():
         return kernel, unsupported, False
-    defect = self_check.problem(Fused(kernel), sizes.head_width, sizes.length, sizes.dtype)
+    defect = self_check.problem(Fused(kernel), sizes.head_width, sizes.length, sizes.dtype, sizes.loss)
     return kernel, defect, defect is not None
 
 

@@ -2,16 +2,24 @@
 
     H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere and where it sees none
     O = (H * M) V, with M = 1 / (1 - rate) for elements that dropout keeps, 0 for the others
-    sum_of_squares[p] = sum_k H[p, k]^2,  overlap[p] = sum_k H[p, k] P[p, k]
 
 A query sees the keys of its own segment inside a band around its position (`attention.visibility`). A kernel knows a
-guidance target P as one shift and one row of column weights for each head,
+guidance target P as one column for each query and one weight for each key of a head, of which 0 is left where a query
+does not see the key,
 
-    P[p, k] = (1 if k - p == shift_H) + weights_BHK[k],
+    P[p, k] = 1 if k == columns_BHQ[p] else weights_BHK[k],
 
-so a target needs memory of length K, never Q x K. The gradient (reference section 13.1), with M as above, is
+so a target needs memory of length Q + K, never Q x K. Of each row of H, of P and of the scores S that H is the softmax
+of, a kernel returns these sums over the visible keys (`STATISTICS`), by `guidance.loss`:
 
-    dH = M * (dO V^T) + 2 g_ss H + g_ov P,   dS = H * (dH - rowsum(dH * H)),
+    squared         squares = sum_k H^2,   overlap = sum_k H P
+    cross_entropy   log_sums = log(sum_k exp(S)),   score_sums = sum_k S P,   overlap = sum_k H P, without a gradient
+
+The gradient (reference section 13.1), with M as above and g for the gradient by a sum, is
+
+    squared         dH = M * (dO V^T) + 2 g_squares H + g_overlap P,   dS = H * (dH - rowsum(dH * H))
+    cross_entropy   dH = M * (dO V^T),   dS = H * (dH - rowsum(dH * H) + g_log_sums) + g_score_sums P
+
     dQ = dS K / sqrt(W),   dK = dS^T Q / sqrt(W),   dV = (H * M)^T dO,   dbias = dS.
 
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, A = H * W width of all heads.
@@ -25,10 +33,11 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.attention import dropout, guidance
+from ag_jax.attention import dropout, guidance, patterns
+from ag_jax.attention.config import GuidanceLoss
 from ag_jax.attention.guidance import AttentionStatistics, Guides
-from ag_jax.attention.patterns import Columns, Pointer
-from ag_jax.attention.visibility import Band, band_of
+from ag_jax.attention.patterns import Columns, Pointer, Target
+from ag_jax.attention.visibility import Band, band_of, visible_targets
 
 Mixed = tuple[Array, AttentionStatistics | None]
 
@@ -37,8 +46,11 @@ Mixed = tuple[Array, AttentionStatistics | None]
 MASKED_SCORE = -(2.0**99)
 # `jax.checkpoint` policies know the residuals of attention by this name.
 RESIDUALS = "attention"
-# Shift of a head that follows none: no key is so far from its query.
-NO_SHIFT = 1 << 30
+# The sums that a kernel returns for each row of a guided head, in this order.
+STATISTICS: dict[GuidanceLoss, tuple[str, ...]] = {
+    "squared": ("squares", "overlap"),
+    "cross_entropy": ("log_sums", "score_sums", "overlap"),
+}
 
 
 class AttentionInputs(NamedTuple):
@@ -74,7 +86,7 @@ class Attend(abc.ABC):
         rate: float = 0.0,
         key: Array | None = None,
     ) -> Mixed:
-        """Return (output `BQHW`, statistics ||H||^2, <H, P> of attention H and target P or None without guides).
+        """Return (output `BQHW`, statistics of guidance for the heads of `guides` or None without guides).
 
         query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
             and keys may differ in length.
@@ -84,7 +96,7 @@ class Attend(abc.ABC):
         causal: position q sees keys k <= q, both counted from 0, whatever the two lengths are.
         window: position q sees keys with abs(q - k) <= window // 2; None for no window.
         bias: None, or `(B or 1, H or 1, Q or 1, K)`, added to the scores; differentiated.
-        guides: patterns of the first heads. `Shift` needs as many queries as keys, and an offset inside the band;
+        guides: patterns of the first heads. The offset of a `Pointer`, if it has one, must be inside the band;
             `Columns` has a weight for each key. With `causal` or `window`, a query's target is uniform over the target
             columns that it sees.
         rate, key: of dropout on H; rate 0 needs no key. What is dropped depends on the key and an element's index only,
@@ -130,7 +142,7 @@ class KernelInputs(NamedTuple):
     """The arrays that a kernel reads, with the widths of all heads on one axis.
 
     bias: `(B or 1, H or 1, Q, K)`, or None.
-    shifts_H, weights_BHK: the targets P of all heads; None unless `KernelConfig.guided`.
+    columns_BHQ, weights_BHK: the targets P of all heads, see `target`; None unless `KernelConfig.guided`.
     scalars: four int32, see `KernelConfig.keep`.
     """
 
@@ -140,7 +152,7 @@ class KernelInputs(NamedTuple):
     query_segments_BQ: Array
     key_segments_BK: Array
     bias: Array | None
-    shifts_H: Array | None
+    columns_BHQ: Array | None
     weights_BHK: Array | None
     scalars: Array
 
@@ -157,6 +169,7 @@ class KernelConfig:
     guided_heads: how many of this device's heads, from its first on, may be guided; 0 without guidance. The statistics
         of other heads are not needed.
     band: of visible keys; a kernel skips blocks outside of it.
+    loss: which statistics a guided kernel computes.
     interpret: run the kernel as plain JAX, for tests on a CPU.
     """
 
@@ -168,12 +181,18 @@ class KernelConfig:
     rate: float
     guided_heads: int
     band: Band = Band()
+    loss: GuidanceLoss = "squared"
     interpret: bool = False
 
     @property
     def guided(self) -> bool:
         """Whether any head of this device may be guided."""
         return self.guided_heads > 0
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether heads may be guided with `guidance.loss=cross_entropy`."""
+        return self.guided and self.loss == "cross_entropy"
 
     @property
     def dropout_scale(self) -> float:
@@ -204,58 +223,71 @@ class KernelConfig:
 class Kernel(Protocol):
     """A function that computes attention on one device; `dispatch.Fused` runs it on all devices.
 
-    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` in float32, of all heads or
-    of the first ones, at least `guided_heads`. Differentiable in query, key, value and bias only.
+    Returns the output `BQA` and the sums of `STATISTICS`, each `BHQ` in float32, of all heads or of the first ones, at
+    least `guided_heads`; no sums without guidance. Differentiable in query, key, value and bias only.
     """
 
-    def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, Array | None, Array | None]: ...
+    def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, tuple[Array, ...]]: ...
 
 
-def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Array:
-    """Return a head's target P: 1 where the key is `shift` positions after the query, else the entry of `weights`."""
-    return jnp.where(key - query == shift, 1.0, weights)
+def target(column: Array, weights: Array, key: Array) -> Array:
+    """Return a head's target P: 1 where the key is the query's column, else the key's weight; the arrays broadcast."""
+    return jnp.where(key == column, 1.0, weights)
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """Return each head's guidance target P in compact form: (shifts `H` int32, column weights `BHK` float32).
+    """Return each head's guidance target P in compact form: (columns `BHQ` int32, column weights `BHK` float32).
 
     They are arguments of the function `target`.
 
-    A head with a `Shift` has weights 0, a head with `Columns` the shift `NO_SHIFT`, and a head without guidance both,
-    so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
-    (`guided_statistics`).
+    A head with a `Pointer` has weights 0, a head with `Columns` the column -1, which no key has, and a head without
+    guidance both, so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known
+    outside the kernel (`guided_statistics`).
     """
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
-    shifts, weights = [], []
+    columns, weights = [], []
     for matrix, count in zip(guides.targets, guides.counts, strict=True):
-        if isinstance(matrix, Pointer) and matrix.offset is None:
-            raise ValueError("kernels know no target with a column for each row: use the reference attention")
         if isinstance(matrix, Columns):
             weights_BK = matrix.weights_BK
-            shift = NO_SHIFT
+            column_BQ = jnp.full(inputs.query_segments_BQ.shape, -1, jnp.int32)
             if not inputs.band.is_everything:
                 weights_BK = (weights_BK > 0).astype(jnp.float32)
         else:
-            shift, weights_BK = matrix.offset, jnp.zeros((batch, keys), jnp.float32)
-        shifts += [shift] * count
+            column_BQ = patterns.seen(matrix, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band)
+            weights_BK = jnp.zeros((batch, keys), jnp.float32)
+        columns += [column_BQ] * count
         weights += [weights_BK] * count
-    free = heads - sum(guides.counts)
-    shifts_H = jnp.asarray(shifts + [NO_SHIFT] * free, jnp.int32)
-    return shifts_H, jnp.pad(jnp.stack(weights, axis=1), [(0, 0), (0, free), (0, 0)])
+    free = [(0, 0), (0, heads - sum(guides.counts)), (0, 0)]
+    return jnp.pad(jnp.stack(columns, axis=1), free, constant_values=-1), jnp.pad(jnp.stack(weights, axis=1), free)
 
 
-def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
-    """Return the guidance statistics ||H||^2 and <H, P> of the guided heads, from the two sums of a kernel.
+def guided_statistics(sums: tuple[Array, ...], inputs: AttentionInputs) -> AttentionStatistics:
+    """Return the guidance statistics of the guided heads, from the sums `BHQ` of a kernel (`STATISTICS`).
 
-    In <H, P>, queries without a key at the offset of a `Shift` get a uniform target, and the columns that a query sees
-    inside a band get equal weights, which sum to 1.
+    The columns that a query sees inside a band get equal weights, which sum to 1. Queries without a column have a
+    uniform target in <H, P>, and the cross-entropy 0.
     """
-    overlaps, head = [], 0
-    segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
+    overlaps, distances, head = [], [], 0
+    *others, overlap_BHQ = sums
     for matrix, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):
-        overlap_BhQ = overlap_BHQ[:, head : head + count]
-        # H sums to 1 in rows that see anything.
-        overlap_BhQ = guidance.overlap(matrix, overlap_BhQ, *segments, inputs.band)
-        overlaps.append(overlap_BhQ)
+        heads = slice(head, head + count)
         head += count
-    return AttentionStatistics(sum_of_squares_BHQ[:, :head], jnp.concatenate(overlaps, axis=1))
+        # H sums to 1 in rows that see anything.
+        segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
+        overlaps.append(guidance.overlap(matrix, overlap_BHQ[:, heads], *segments, inputs.band))
+        if inputs.guides.loss == "cross_entropy":
+            log_sums_BhQ, score_sums_BhQ = (each[:, heads] for each in others)
+            total_B1Q = _target_sums(matrix, inputs)[:, None, :]
+            distances.append(jnp.where(total_B1Q > 0, log_sums_BhQ - score_sums_BhQ / jnp.maximum(total_B1Q, 1), 0.0))
+    distance_BHQ = jnp.concatenate(distances, axis=1) if distances else others[0][:, :head]
+    return AttentionStatistics(distance_BHQ, jnp.concatenate(overlaps, axis=1))
+
+
+def _target_sums(matrix: Target, inputs: AttentionInputs) -> Array:
+    """Return the sum of each query's row of `sparse_targets`, int32 `BQ`: inside a band, how many columns it sees."""
+    if isinstance(matrix, Pointer):
+        has_column_BQ = patterns.seen(matrix, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band) >= 0
+        return has_column_BQ.astype(jnp.int32)
+    if inputs.band.is_everything:
+        return (inputs.query_segments_BQ > 0).astype(jnp.int32)
+    return visible_targets(matrix.weights_BK, inputs.query_segments_BQ, inputs.key_segments_BK, inputs.band)

@@ -2,7 +2,7 @@
 
 Each program of the forward kernel *holds* a block of queries, which stays in fast memory, and *streams* the keys:
 blocks of keys pass through one after the other. It keeps the running softmax of Milakov & Gimelshein (2018), in which
-the two statistics of guidance follow their rows' largest score m as well:
+statistics of guidance follow their rows' largest score m as well:
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 
 from ag_jax.attention.kernels.gpu.grid import LETTERS, Blocks, Call, KernelBlocks, choose_blocks, visits
 from ag_jax.attention.kernels.gpu.tile import HeadRefs, Ref, ScoreTile, exponential, power_of_two, product, score_scale
-from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelConfig, KernelInputs
+from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, STATISTICS, KernelConfig, KernelInputs
 
 
 def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
@@ -41,7 +41,7 @@ def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[He
 
 
 def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Write output, log-sum-exps and guidance statistics, ||H||^2 and <H, P>, of a block of queries to `results`."""
+    """Write output, log-sum-exps (to the base 2) and guidance statistics of a block of queries to `results`."""
     head, held, first, last = _program_place(call, refs, blocks)
     queries, config, scale = head.queries(held, blocks.held), call.config, score_scale(call.config)
 
@@ -54,8 +54,12 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
         exponentials_QK = exponential(config, scores_QK, (scale * highest)[:, None])
         total = shrink * total + jnp.sum(exponentials_QK, axis=1)
         if config.guided:
-            squares = shrink * shrink * sums[0] + jnp.sum(exponentials_QK * exponentials_QK, axis=1)
-            sums = [squares, shrink * sums[1] + jnp.sum(exponentials_QK * tile.target(), axis=1)]
+            P_QK = tile.target()
+            if config.is_cross_entropy:
+                of_row = sums[0] + jnp.sum(scores_QK * P_QK, axis=1)
+            else:
+                of_row = shrink * shrink * sums[0] + jnp.sum(exponentials_QK * exponentials_QK, axis=1)
+            sums = [of_row, shrink * sums[1] + jnp.sum(exponentials_QK * P_QK, axis=1)]
         if config.rate:
             exponentials_QK = jnp.where(tile.keep(), exponentials_QK, 0.0)
         value = tile.keys.value
@@ -72,8 +76,11 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
     head.store_query_vectors(results["output"], held, mixed * (inverse * config.dropout_scale)[:, None])
     log_sums = jnp.where(sees_keys, scale * largest + math.log2(math.e) * jnp.log(total), 0.0)
     head.store_query_numbers(results["log_sums"], held, log_sums)
-    if config.guided:
+    if config.is_cross_entropy:
+        head.store_query_numbers(results["score_sums"], held, sums[0] * config.width**-0.5)
+    elif config.guided:
         head.store_query_numbers(results["squares"], held, sums[0] * inverse * inverse)
+    if config.guided:
         head.store_query_numbers(results["overlap"], held, sums[1] * inverse)
 
 
@@ -179,14 +186,14 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
     The names are those of `grid.LETTERS`.
     """
-    names = ("query", "key", "value", "query_segments", "key_segments", "bias", "shifts", "weights", "scalars")
+    names = ("query", "key", "value", "query_segments", "key_segments", "bias", "columns", "weights", "scalars")
     operands = dict(zip(names, inputs, strict=True))
     return _split_heads(call, operands if call.config.rate else operands | {"scalars": None})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return (output `BQA` with A = H x W, list of ||H||^2 and <H, P>, each `BHQ`, or [] without guidance)."""
+    """Return (output `BQA` with A = H x W, the sums of `interface.STATISTICS`, each `BHQ`, or [] without guidance)."""
     return _attention_forward(call, inputs)[0]
 
 
@@ -194,11 +201,13 @@ def _attention_forward(call: Call, inputs: KernelInputs):
     query_BQA = inputs.query_BQA
     results = {"output": call.rows(call.config.queries, query_BQA.dtype), "log_sums": call.vectors()}
     if call.config.guided:
-        results |= {"squares": call.vectors(), "overlap": call.vectors()}
+        results |= {name: call.vectors() for name in STATISTICS[call.config.loss]}
     operands = _operands(call, inputs)
     output, log_sums, *statistics = _over_blocks(
         call, "attention", _forward_kernel, call.kernel_blocks.forward, False, operands, results
     )
+    if call.config.is_cross_entropy:
+        statistics = [math.log(2.0) * log_sums, *statistics]
     output = output.reshape(query_BQA.shape)
     output, log_sums, statistics = checkpoint_name((output, log_sums, statistics), RESIDUALS)
     return (output, statistics), (inputs, output, log_sums, statistics)
@@ -211,20 +220,24 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
     # delta = rowsum(dH * H) = rowsum(dO * O) + 2 g_ss sum_of_squares + g_ov overlap, without any tile.
     products = (g_output.astype(jnp.float32) * output).reshape(*output.shape[:2], config.heads, -1)
     delta = products.sum(-1).swapaxes(1, 2)
-    for factor, statistic, g_statistic in zip((2.0, 1.0), statistics, g_statistics, strict=False):
-        delta += factor * statistic * g_statistic
-    # Dropout's factor: instead of storing g_output / (1 - rate), these rows are multiplied by the inverse.
-    vectors = [(1.0 - config.rate) * vector for vector in (delta, *g_statistics)]
+    if config.is_cross_entropy:
+        g_log_sums, g_score_sums, _ = g_statistics
+        rows = {"delta": delta - g_log_sums, "g_score_sums": g_score_sums}
+    else:
+        for factor, statistic, g_statistic in zip((2.0, 1.0), statistics, g_statistics, strict=False):
+            delta += factor * statistic * g_statistic
+        rows = dict(zip(("delta", "g_squares", "g_overlap"), (delta, *g_statistics), strict=False))
     of_queries = {"g_output": g_output.astype(dtype), "log_sums": log_sums}
-    of_queries |= dict(zip(("delta", "g_squares", "g_overlap"), vectors, strict=False))
+    # Dropout's factor: instead of storing g_output / (1 - rate), these rows are multiplied by the inverse.
+    of_queries |= {name: (1.0 - config.rate) * row for name, row in rows.items()}
     operands = _operands(call, inputs) | _split_heads(call, of_queries)
     like_query, like_key = call.rows(config.queries, dtype), call.rows(config.keys, dtype)
     g_query = {"g_query": like_query}
     blocks = call.kernel_blocks
-    rows = _over_blocks(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
+    gradients = _over_blocks(call, "attention_query_gradient", _query_kernel, blocks.query, False, operands, g_query)
     of_keys = {"g_key": like_key, "g_value": like_key}
-    rows += _over_blocks(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
-    query, key, value = (gradient.reshape(array.shape) for gradient, array in zip(rows, inputs[:3], strict=True))
+    gradients += _over_blocks(call, "attention_key_gradient", _key_kernel, blocks.key, True, operands, of_keys)
+    query, key, value = (gradient.reshape(array.shape) for gradient, array in zip(gradients, inputs[:3], strict=True))
     g_bias = None if inputs.bias is None else _backward_bias(call, operands)
     return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)
 
@@ -234,10 +247,10 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
-) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one GPU; return (output `BQA` with A = H x W, statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
+) -> tuple[Array, tuple[Array, ...]]:
+    """Run attention on one GPU; return (output `BQA` with A = H x W, the sums of `interface.STATISTICS`, each `BHQ`).
 
-    These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
+    There are no sums if `config.guided` is false. Implements `interface.Kernel`.
 
     kernel_blocks: blocks to use instead of those of `choose_blocks`.
     interpret: as in `KernelConfig`.
@@ -247,4 +260,4 @@ def attend(
         config, inputs.query_BQA.shape[0], kernel_blocks or choose_blocks(config, inputs.query_BQA.dtype.itemsize)
     )
     output_BQA, statistics = _attention(call, inputs)
-    return output_BQA, *(statistics or (None, None))
+    return output_BQA, tuple(statistics)

@@ -23,13 +23,13 @@ from ag_jax.attention.visibility import Band
 LETTERS = {
     **dict.fromkeys(("query", "g_output", "output", "g_query"), "BQHW"),
     **dict.fromkeys(("key", "value", "g_key", "g_value"), "BKHW"),
-    **dict.fromkeys(("log_sums", "delta", "squares", "overlap", "g_squares", "g_overlap"), "BHQ"),
+    **dict.fromkeys(("log_sums", "delta", "squares", "score_sums", "overlap"), "BHQ"),
+    **dict.fromkeys(("columns", "g_squares", "g_score_sums", "g_overlap"), "BHQ"),
     **dict.fromkeys(("bias", "g_bias"), "BHQK"),
     "weights": "BHK",
     "query_segments": "BQ",
     "key_segments": "BK",
     "visits": "BTC",
-    "shifts": "H",
     "scalars": "N",
 }
 

@@ -60,15 +60,20 @@ def _load(place: Ref, mask: Array | None, other: float) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """A block of a head's queries from position `first` on; fields with default None are for the backward pass."""
+    """A block of a head's queries from position `first` on; fields with default None are for the backward pass.
+
+    columns: the argument `column` of `interface.target`, for all passes; None if no head is guided.
+    """
 
     first: Array
     segments: Array
     query: Array
     g_output: Array | None = None
+    columns: Array | None = None
     log_sums: Array | None = None
     delta: Array | None = None
     g_squares: Array | None = None
+    g_score_sums: Array | None = None
     g_overlap: Array | None = None
 
     @property
@@ -128,18 +133,21 @@ class HeadRefs:
 
     def __init__(self, config: KernelConfig, refs: dict[str, Ref], example: Array, head: Array):
         self.config, self.refs, self.example, self.head = config, refs, example, head
-        self.shift = refs["shifts"][head] if config.guided else None
         self.scalars = [refs["scalars"][index] for index in range(4)] if config.rate else None
 
     def queries(self, first: Array, size: int) -> Queries:
         """Load a block of `size` queries from position `first` on."""
         length = self.config.queries
         rows = [name for name in ("query", "g_output") if name in self.refs]
-        vectors = [name for name in ("log_sums", "delta", "g_squares", "g_overlap") if name in self.refs]
+        numbers = ("columns", "log_sums", "delta", "g_squares", "g_score_sums", "g_overlap")
         loaded: dict[str, Array] = {
             name: _load(*self._vectors(self.refs[name], first, size, length), 0.0) for name in rows
         }
-        loaded |= {name: _load(*self._numbers(self.refs[name], first, size, length), 0.0) for name in vectors}
+        loaded |= {
+            name: _load(*self._numbers(self.refs[name], first, size, length), 0)
+            for name in numbers
+            if name in self.refs
+        }
         return Queries(first, self._segments("query_segments", first, size, length), **loaded)
 
     def keys(self, first: Array, size: int) -> Keys:
@@ -231,17 +239,20 @@ class ScoreTile:
         if "bias" in self.head.refs:
             bias_QK = math.sqrt(self.head.config.width) * self.head.bias(self.queries, self.keys)
             scores += bias_QK if self.queries_first else bias_QK.T
+        return jnp.where(self.visible(), scores, MASKED_SCORE)
+
+    def visible(self) -> Array:
+        """Return whether each query sees each key, in the shape of the tile."""
         visible = self.of_queries(self.queries.segments) == self.of_keys(self.keys.segments)
         band = self.head.config.band
-        if not band.is_everything:
-            visible &= band.contains(*self.positions)
-        return jnp.where(visible, scores, MASKED_SCORE)
+        return visible if band.is_everything else visible & band.contains(*self.positions)
 
     def target(self) -> Array:
         """Return the guidance target P for the tile's queries and keys, in the shape of the tile."""
-        # To move the queries by the shift, a row at a time, saves a subtraction for every element.
-        moved = self.of_queries(self.queries.position + self.head.shift)
-        return interface.target(0, self.of_keys(self.keys.weights), moved, self.of_keys(self.keys.position))
+        column, key = self.of_queries(self.queries.columns), self.of_keys(self.keys.position)
+        target = interface.target(column, self.of_keys(self.keys.weights), key)
+        # The squared distance multiplies it by H, which is 0 where a query does not see the key.
+        return jnp.where(self.visible(), target, 0.0) if self.head.config.is_cross_entropy else target
 
     def keep(self) -> Array:
         """Return the tile's dropout mask: booleans that are true where dropout keeps an attention weight."""
@@ -258,10 +269,13 @@ class ScoreTile:
         if self.head.config.rate:
             keep = self.keep()
             dH, dropped = jnp.where(keep, dH, 0.0), jnp.where(keep, H, 0.0)
-        if self.head.config.guided:
+        if self.queries.g_squares is not None:
             dH += self.of_queries(2.0 * self.queries.g_squares) * H
             dH += self.of_queries(self.queries.g_overlap) * self.target()
-        return H * (dH - self.of_queries(self.queries.delta)), dropped
+        dS = H * (dH - self.of_queries(self.queries.delta))
+        if self.queries.g_score_sums is not None:
+            dS += self.of_queries(self.queries.g_score_sums) * self.target()
+        return dS, dropped
 
     def _products(self, of_queries: Array, of_keys: Array) -> Array:
         """Return the dot product of each query's vector with each key's vector: `QK` if `queries_first`, else `KQ`."""

@@ -2,7 +2,7 @@
 
 Up to 512 queries and keys are one tile a head, whose backward kernel recomputes the softmax and needs nothing from the
 forward one but its inputs. Longer sides are cut into blocks of keys and queries, with the running softmax of Milakov &
-Gimelshein (2018) over the blocks of keys; the statistics of guidance follow their rows' largest score m:
+Gimelshein (2018) over the blocks of keys; statistics of guidance follow their rows' largest score m:
 
     a = exp(m_old - m_new):   squares <- a^2 squares + sum e^2,   overlap <- a overlap + sum e P,   e = exp(s - m_new).
 
@@ -21,19 +21,28 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ag_jax.attention.kernels.interface import RESIDUALS, KernelConfig, KernelInputs
+from ag_jax.attention.kernels.interface import RESIDUALS, STATISTICS, KernelConfig, KernelInputs
 from ag_jax.attention.kernels.tpu.grid import Grid, GridStep, lane_width
-from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
+from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product, softmax
+
+# Operands that groups of heads without a guided head do not read.
+_OF_GUIDANCE = ("columns", "weights", "g_squares", "g_overlap", "g_log_sums", "g_score_sums")
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
     """Write output and guidance statistics to `results`, for heads whose queries and keys all fit into one tile."""
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
-        H_KQ = tile.probabilities(head)
+        scores_KQ = tile.scores(head)
+        H_KQ, log_sums_1Q = softmax(scores_KQ)
         if tile.config.guided:
-            rows[0][0, head] = jnp.sum(H_KQ * H_KQ, axis=0, keepdims=True)
-            rows[1][0, head] = jnp.sum(H_KQ * tile.target(head), axis=0, keepdims=True)
+            P_KQ = tile.target(head)
+            if tile.config.is_cross_entropy:
+                rows[0][0, head] = log_sums_1Q
+                rows[1][0, head] = jnp.sum(scores_KQ * P_KQ, axis=0, keepdims=True)
+            else:
+                rows[0][0, head] = jnp.sum(H_KQ * H_KQ, axis=0, keepdims=True)
+            rows[-1][0, head] = jnp.sum(H_KQ * P_KQ, axis=0, keepdims=True)
         if tile.config.rate:
             H_KQ = H_KQ * tile.multiplier(head)
         value = tile.of(tile.operands.value, head)
@@ -67,8 +76,13 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
             exponentials_KQ = jnp.exp(scores_KQ - highest)
             total[head] = shrink * total[head] + jnp.sum(exponentials_KQ, axis=0, keepdims=True)
             if tile.config.guided:
-                squares, overlap = exponentials_KQ * exponentials_KQ, exponentials_KQ * tile.target(head)
-                sums[0][head] = shrink * shrink * sums[0][head] + jnp.sum(squares, axis=0, keepdims=True)
+                P_KQ = tile.target(head)
+                if tile.config.is_cross_entropy:
+                    sums[0][head] += jnp.sum(scores_KQ * P_KQ, axis=0, keepdims=True)
+                else:
+                    squares = exponentials_KQ * exponentials_KQ
+                    sums[0][head] = shrink * shrink * sums[0][head] + jnp.sum(squares, axis=0, keepdims=True)
+                overlap = exponentials_KQ * P_KQ
                 sums[1][head] = shrink * sums[1][head] + jnp.sum(overlap, axis=0, keepdims=True)
             if tile.config.rate:
                 exponentials_KQ = exponentials_KQ * tile.multiplier(head)
@@ -84,7 +98,8 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
             output[0, :, tile.lanes(head)] = jnp.transpose(mixed[head] * inverse, (1, 0)).astype(output.dtype)
             log_sums[0, head] = jnp.where(sees_keys, largest[head] + jnp.log(total[head]), 0.0)
             if tile.config.guided:
-                rows[0][0, head] = sums[0][head] * inverse * inverse
+                of_row = sums[0][head]
+                rows[0][0, head] = of_row if tile.config.is_cross_entropy else of_row * inverse * inverse
                 rows[1][0, head] = sums[1][head] * inverse
 
 
@@ -176,7 +191,10 @@ def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
 
 def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
     """Return {name: array or None} that all kernels read, with an axis of size 1 where the grid's blocks need one."""
-    weights_BHK = inputs.weights_BHK
+
+    def rows(array: Array | None) -> Array | None:
+        return None if array is None else array[:, :, None, :]
+
     return {
         "query": inputs.query_BQA,
         "key": inputs.key_BKA,
@@ -184,34 +202,27 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
         "query_segments": inputs.query_segments_BQ[:, None, :],
         "key_segments": inputs.key_segments_BK[:, None, :],
         "bias": inputs.bias,
-        "weights": None if weights_BHK is None else weights_BHK[:, :, None, :],
+        "columns": rows(inputs.columns_BHQ),
+        "weights": rows(inputs.weights_BHK),
     }
 
 
-def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the scalar-prefetch arguments: (shift of each head's target P or None, seeds and offsets of dropout).
-
-    A shift is a key position minus a query position (`interface.target`); there are none without guidance.
-    """
-    return inputs.shifts_H, inputs.scalars
-
-
-def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple]:
-    """Return (operands, scalar-prefetch arguments) for one of `Grid.parts`, which covers some groups of heads.
+def _of_part(part: Grid, operands: dict) -> dict:
+    """Return the operands for one of `Grid.parts`, which covers some groups of heads.
 
     Those of guidance are only of the heads whose statistics the part computes.
     """
     if part.config.guided:  # it covers the first heads
-        return operands | {"weights": operands["weights"][:, : part.groups * part.group]}, prefetched
-    others = {name: array for name, array in operands.items() if name not in ("weights", "g_squares", "g_overlap")}
-    return others, (None, prefetched[1])
+        heads = part.groups * part.group
+        return operands | {name: operands[name][:, :heads] for name in ("columns", "weights")}
+    return {name: array for name, array in operands.items() if name not in _OF_GUIDANCE}
 
 
 def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, list[Array]]:
     """Return (output, log-sum-exps of the scores or None for a single block, list of the guidance statistics).
 
-    The list has ||H||^2 and <H, P>, and is empty without guidance. Arrays with one number for each query have the shape
-    `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
+    The list has the sums of `interface.STATISTICS`, and is empty without guidance. Arrays with one number for each
+    query have the shape `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
     """
     by_head = (grid.examples, grid.config.heads, 1, grid.queries.padded)
     outputs: list[Array] = []
@@ -229,13 +240,16 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
         count = len(results)
         if part.config.guided:
             of_part = (grid.examples, part.groups * grid.group, 1, grid.queries.padded)
-            results += [(jax.ShapeDtypeStruct(of_part, jnp.float32), row_spec)] * 2
+            # Of several blocks, the log-sum-exps of all heads are there already.
+            sums = [name for name in STATISTICS[part.config.loss] if grid.is_whole or name != "log_sums"]
+            results += [(jax.ShapeDtypeStruct(of_part, jnp.float32), row_spec)] * len(sums)
         arrays = part.run(
             "attention",
             kernel,
             part.by_query,
             (grid.examples, part.groups, grid.queries.blocks, grid.key_steps),
-            *_of_part(part, _operands(inputs), _prefetched(inputs)),
+            _of_part(part, _operands(inputs)),
+            inputs.scalars,
             results,
             scratch,
             products=2,
@@ -243,11 +257,15 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
             into=outputs,
         )
         outputs, statistics = arrays[:count], [*statistics, *arrays[count:]]
-    mixed, *log_sums = outputs
-    return mixed, log_sums[0] if log_sums else None, statistics
+    if grid.is_whole:
+        return outputs[0], None, statistics
+    mixed, log_sums = outputs
+    if grid.config.is_cross_entropy:
+        statistics = [log_sums[:, : statistics[0].shape[1]], *statistics]
+    return mixed, log_sums, statistics
 
 
-def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
+def _backward(grid: Grid, operands: dict, scalars: Array) -> list[Array]:
     """Run the backward kernel and return dQ, dK and dV."""
     like_query, like_key = (
         jax.ShapeDtypeStruct(operands[name].shape, operands[name].dtype) for name in ("query", "key")
@@ -270,7 +288,8 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
             kernel,
             part.by_key,
             (grid.examples, part.groups, grid.keys.blocks, grid.query_steps),
-            *_of_part(part, operands, prefetched),
+            _of_part(part, operands),
+            scalars,
             results,
             scratch,
             products=5,
@@ -280,11 +299,13 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
     return gradients
 
 
-def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
+def _backward_bias(grid: Grid, operands: dict, scalars: Array) -> Array:
     """Return dbias, the score bias's gradient, by a separate kernel that compiled programs omit if dbias is unused."""
     bias = operands["bias"]
-    for name in ("g_squares", "g_overlap"):
-        if name in operands:  # 0 for the groups of heads without a guided head: this kernel does not leave them out
+    for name in _OF_GUIDANCE:
+        if (
+            name.startswith("g_") and name in operands
+        ):  # 0 for the groups of heads without a guided head: this kernel does not leave them out
             others = grid.config.heads - operands[name].shape[1]
             operands = operands | {name: jnp.pad(operands[name], [(0, 0), (0, others), (0, 0), (0, 0)])}
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
@@ -304,14 +325,14 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
     kernel = functools.partial(_bias_gradient, sum(is_shared.values()))
     steps = tuple(sizes[axis] for axis in order)
     (gradient,) = grid.run(
-        "attention_bias_gradient", kernel, step_at, steps, operands, prefetched, [result], [], 2, ("queries", "keys")
+        "attention_bias_gradient", kernel, step_at, steps, operands, scalars, [result], [], 2, ("queries", "keys")
     )
     return gradient.astype(bias.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(grid: Grid, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return (output, list of ||H||^2 and <H, P>; [] without guidance) for inputs padded to whole blocks.
+    """Return (output, the sums of `interface.STATISTICS` or [] without guidance) for inputs padded to whole blocks.
 
     The bias is transposed to `BHKQ`.
     """
@@ -331,7 +352,9 @@ def _attention_backward(grid: Grid, residuals: tuple, cotangents: tuple):
     inputs, saved = residuals
     g_output, g_rows = cotangents
     operands = _operands(inputs) | {"g_output": g_output.astype(inputs.query_BQA.dtype)}
-    operands |= dict(zip(("g_squares", "g_overlap"), g_rows, strict=False))
+    # <H, P> has no gradient beside the cross-entropy.
+    names = ("g_log_sums", "g_score_sums") if grid.config.is_cross_entropy else ("g_squares", "g_overlap")
+    operands |= dict(zip(names, g_rows, strict=False))
     if saved is not None:
         # delta = rowsum(dH * H) = rowsum(dO * O) + 2 g_ss sum_of_squares + g_ov overlap, without any tile.
         mixed, operands["log_sums"], rows = saved
@@ -339,22 +362,24 @@ def _attention_backward(grid: Grid, residuals: tuple, cotangents: tuple):
             grid.examples, grid.queries.padded, grid.config.heads, -1
         )
         operands["delta"] = by_head.sum(-1).transpose(0, 2, 1)[:, :, None, :]
-        for factor, statistic, g_row in zip((2.0, 1.0), rows, g_rows, strict=False):
-            operands["delta"] = operands["delta"].at[:, : g_row.shape[1]].add(factor * statistic * g_row)
-    g_bias = None if inputs.bias is None else _backward_bias(grid, operands, _prefetched(inputs))
-    query, key, value = _backward(grid, operands, _prefetched(inputs))
+        if grid.config.is_cross_entropy:
+            terms = [-operands.pop("g_log_sums")]
+        else:
+            terms = [factor * row * g_row for factor, row, g_row in zip((2.0, 1.0), rows, g_rows, strict=False)]
+        for term in terms:
+            operands["delta"] = operands["delta"].at[:, : term.shape[1]].add(term)
+    g_bias = None if inputs.bias is None else _backward_bias(grid, operands, inputs.scalars)
+    query, key, value = _backward(grid, operands, inputs.scalars)
     return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def attend(
-    config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False
-) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one TPU; return (output `BQA` with A = H x W, statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
+def attend(config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False) -> tuple[Array, tuple[Array, ...]]:
+    """Run attention on one TPU; return (output `BQA` with A = H x W, the sums of `interface.STATISTICS`, each `BHQ`).
 
-    These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
+    There are no sums if `config.guided` is false. Implements `interface.Kernel`.
 
     interpret: as in `KernelConfig`.
     """
@@ -391,10 +416,10 @@ def attend(
             padded(inputs.query_segments_BQ, {1: "queries"}, value=-1),
             padded(inputs.key_segments_BK, {1: "keys"}, value=-1),
             bias_KQ,
-            inputs.shifts_H,
+            padded(inputs.columns_BHQ, {2: "queries"}, value=-1),
             padded(inputs.weights_BHK, {2: "keys"}),
             inputs.scalars,
         ),
     )
-    squares, overlap = (row[:, :, 0, : config.queries] for row in statistics) if config.guided else (None, None)
-    return heads_resized(mixed_BQA[:, : config.queries], width, config.width), squares, overlap
+    sums = tuple(row[:, :, 0, : config.queries] for row in statistics)
+    return heads_resized(mixed_BQA[:, : config.queries], width, config.width), sums

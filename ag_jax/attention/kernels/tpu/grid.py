@@ -265,7 +265,8 @@ class Grid:
             "key_segments": self.spec((1, 1, self.keys.block), (0, None, 3), step_at),
             "weights": self.spec((1, self.group, 1, self.keys.block), (0, 1, None, 3), step_at),
             "g_output": queries,
-            **dict.fromkeys(("g_squares", "g_overlap", "log_sums", "delta"), query_row),
+            **dict.fromkeys(("columns", "log_sums", "delta"), query_row),
+            **dict.fromkeys(("g_squares", "g_overlap", "g_log_sums", "g_score_sums"), query_row),
         }
         if bias is not None:
             example, head = (None if size == 1 else axis for axis, size in enumerate(bias.shape[:2]))
@@ -302,7 +303,7 @@ class Grid:
         step_at: Callable[..., GridStep],
         steps: tuple[int, ...],
         operands: dict[str, Array | None],
-        prefetched: tuple[Array, Array],
+        scalars: Array,
         results: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
         scratch: list,
         products: int,
@@ -312,7 +313,7 @@ class Grid:
         """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the output arrays.
 
         step_at: maps the indices of a grid step to its `GridStep`.
-        prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.
+        scalars: those of `KernelConfig.keep`.
         products: matrix products of Q x K x A, for the estimated cost.
         streamed: sides whose blocks are read several times, see `moved_bytes`.
         into: for the first results, the array to which this grid's blocks are written, from a grid that covers other
@@ -321,19 +322,19 @@ class Grid:
         arrays = {key: operand for key, operand in operands.items() if operand is not None}
         specs, shapes = self.specs(step_at, operands.get("bias")), [shape for shape, _ in results]
         targets = {place: array for place, array in enumerate(into) if array is not None}
-        first = len(jax.tree.leaves(prefetched)) + len(arrays)  # index of the first target among the inputs
+        first = 1 + len(arrays)  # index of the first target among the inputs
 
-        def body(shifts, scalars, *refs):
+        def body(scalars, *refs):
             blocks, refs = Operands(**dict(zip(arrays, refs, strict=False))), refs[len(arrays) + len(targets) :]
             example, group, query, key, is_visible = step_at(*(pl.program_id(axis) for axis in range(4)))
             corner = (example, group * self.group, query * self.queries.block, key * self.keys.block)
-            tile = Tile(self.config, corner, query, self.width, shifts, scalars, blocks, is_visible)
+            tile = Tile(self.config, corner, query, self.width, scalars, blocks, is_visible)
             kernel(tile, refs[: len(results)], refs[len(results) :])
 
         return pl.pallas_call(
             body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=2,
+                num_scalar_prefetch=1,
                 grid=steps,
                 in_specs=[*(specs[key] for key in arrays), *(pl.BlockSpec(memory_space=pl.ANY) for _ in targets)],
                 out_specs=[spec for _, spec in results],
@@ -353,4 +354,4 @@ class Grid:
             ),
             interpret=self.config.interpret,
             name=name,
-        )(*prefetched, *arrays.values(), *targets.values())
+        )(scalars, *arrays.values(), *targets.values())

@@ -37,7 +37,7 @@ def column(row: Array) -> Array:
 class Operands:
     """References to the blocks that one grid step reads; None for arrays that the kernel does not read.
 
-    query, query_segments, g_output, g_squares, g_overlap, log_sums, delta: of the step's queries.
+    query, query_segments, columns, log_sums, delta, and those that begin with `g_`: of the step's queries.
     key, value, key_segments, weights: of the step's keys.
     bias: of both.
     """
@@ -48,10 +48,13 @@ class Operands:
     query_segments: Ref
     key_segments: Ref
     bias: Ref = None
+    columns: Ref = None
     weights: Ref = None
     g_output: Ref = None
     g_squares: Ref = None
     g_overlap: Ref = None
+    g_log_sums: Ref = None
+    g_score_sums: Ref = None
     log_sums: Ref = None
     delta: Ref = None
 
@@ -59,6 +62,16 @@ class Operands:
 def has_keys(largest: Array) -> Array:
     """Return whether each query sees any key: then its largest score is above `MASKED_SCORE`."""
     return largest > MASKED_SCORE
+
+
+def softmax(scores_KQ: Array) -> tuple[Array, Array]:
+    """Return (the softmax of each query's scores, their log-sum-exps), both 0 for queries that see no key."""
+    largest_1Q = jnp.max(scores_KQ, axis=0, keepdims=True)
+    exponentials_KQ = jnp.exp(scores_KQ - largest_1Q)
+    total_1Q = jnp.sum(exponentials_KQ, axis=0, keepdims=True)
+    sees_keys_1Q = has_keys(largest_1Q)
+    log_sums_1Q = jnp.where(sees_keys_1Q, largest_1Q + jnp.log(total_1Q), 0.0)
+    return exponentials_KQ * jnp.where(sees_keys_1Q, 1.0 / total_1Q, 0.0), log_sums_1Q
 
 
 class Tile:
@@ -76,12 +89,11 @@ class Tile:
         corner: tuple[Array, ...],
         query_block: Array,
         width: int,
-        shifts: Ref,
         scalars: Ref,
         operands: Operands,
         is_visible: Array | bool,
     ):
-        self.config, self.width, self.shifts, self.scalars, self.operands = config, width, shifts, scalars, operands
+        self.config, self.width, self.scalars, self.operands = config, width, scalars, operands
         self.example, self.first_head, self.first_query, self.first_key = corner
         self.query_block, self.is_visible = query_block, is_visible
         self.shape = operands.key.shape[1], operands.query.shape[1]
@@ -125,15 +137,14 @@ class Tile:
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
-        largest_1Q = jnp.max(scores_KQ, axis=0, keepdims=True)
-        exponentials_KQ = jnp.exp(scores_KQ - largest_1Q)
-        inverse_1Q = 1.0 / jnp.sum(exponentials_KQ, axis=0, keepdims=True)
-        return exponentials_KQ * jnp.where(has_keys(largest_1Q), inverse_1Q, 0.0)
+        return softmax(scores_KQ)[0]
 
     def target(self, head: int) -> Array:
         """Return a head's guidance target P for the tile's queries and keys, in the shape of the tile."""
-        shift = self.shifts[self.first_head + head]
-        return interface.target(shift, column(self.operands.weights[0, head]), self.query_KQ, self.key_KQ)
+        weights_K1 = column(self.operands.weights[0, head])
+        target_KQ = interface.target(self.operands.columns[0, head], weights_K1, self.key_KQ)
+        # The squared distance multiplies it by H, which is 0 where a query does not see the key.
+        return jnp.where(self.visible_KQ, target_KQ, 0.0) if self.config.is_cross_entropy else target_KQ
 
     def multiplier(self, head: int) -> Array:
         """Return dropout's multiplier of each attention weight: 1 / (1 - rate) if it is kept, else 0."""
@@ -164,14 +175,19 @@ class Tile:
         if self.config.rate:
             multiplier_KQ = self.multiplier(head)
             dH_KQ, dropped_KQ = dH_KQ * multiplier_KQ, H_KQ * multiplier_KQ
-        if self.config.guided:
+        if self.operands.g_squares is not None:
             dH_KQ += 2.0 * self.operands.g_squares[0, head] * H_KQ
             dH_KQ += self.operands.g_overlap[0, head] * self.target(head)
         if self.operands.delta is not None:
             delta = self.operands.delta[0, head]
         else:
             delta = jnp.sum(H_KQ * dH_KQ, axis=0, keepdims=True)
-        return H_KQ * (dH_KQ - delta), dropped_KQ
+        if self.operands.g_log_sums is not None:
+            delta -= self.operands.g_log_sums[0, head]
+        dS_KQ = H_KQ * (dH_KQ - delta)
+        if self.operands.g_score_sums is not None:
+            dS_KQ += self.operands.g_score_sums[0, head] * self.target(head)
+        return dS_KQ, dropped_KQ
 
 
 def cost(pairs: int, width: int, products: int, moved: float) -> pl.CostEstimate:
