@@ -222,7 +222,7 @@ def draw_measures(
                 if step is not None:
                     axes.axvline(step, color=colour_of[arm], linestyle=":", linewidth=1.2)
         styles = [Line2D([], [], color=PLATEAU, linestyle=style) for style in ("-", "--")]
-        axes.legend(styles[: len(metrics)], metrics.values(), fontsize=MEDIUM, frameon=False)
+        axes.legend(styles[: len(metrics)], metrics.values(), fontsize=MEDIUM, edgecolor="none", framealpha=0.9)
         axes.set_title(name, fontsize=LARGE)
         axes.set_xlabel(AXES["step"], fontsize=MEDIUM)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
