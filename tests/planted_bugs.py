@@ -178,6 +178,27 @@ BUGS = (
         "tests/objectives/test_word_loss.py",
     ),
     Bug(
+        "the collapse counts the cosine of each position with itself",
+        "ag_jax/objectives/plateau.py",
+        "(squares_BN - count_BN) /",
+        "squares_BN /",
+        "tests/objectives/test_plateau.py",
+    ),
+    Bug(
+        "the collapse compares texts that share a row",
+        "ag_jax/objectives/plateau.py",
+        "jnp.where(is_first_B[:, None], 0, sum_BD) + unit_BD",
+        "sum_BD + unit_BD",
+        "tests/objectives/test_plateau.py",
+    ),
+    Bug(
+        "the repetition is the share of the last word of the vocabulary",
+        "ag_jax/training/metrics.py",
+        "total = max(total)",
+        "total = total[-1]",
+        "tests/objectives/test_plateau.py",
+    ),
+    Bug(
         "every pass of FreeLB drops the same elements",
         "ag_jax/objectives/adversarial/freelb.py",
         '"dropout": jnp.where(number == 0, rngs["dropout"], later)',

@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     """The loss terms and the metrics of a pass, as sums over a batch.
 
     losses: {loss term: its sum over the batch}; `Objective.normalizers` has the divisors.
-    metrics: {metric: (sum, weight)}.
+    metrics: {metric: (sum, weight)}; see `training.metrics.Sums`.
     """
 
     losses: dict[str, Array]
@@ -51,6 +51,8 @@ class Outputs:
     metrics: (total, weight) of measurements that the predictions do not contain, such as the length of a perturbation.
     second_passes: outputs of further passes on the same `encoder_batch`, by the loss term that compares them with this
         one.
+    encoded_BLD: the encoder's last hidden states, in an evaluation of masked words or replaced tokens, for the metrics
+        of `plateau`; None in training, which has no such metrics.
     """
 
     predictions: dict[str, Any]
@@ -61,6 +63,7 @@ class Outputs:
     mask_counts: MaskCounts | None = None
     metrics: dict[str, WeightedSum] = flax.struct.field(default_factory=dict)
     second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
+    encoded_BLD: Array | None = None
 
 
 class AttackedPass(NamedTuple):

@@ -26,3 +26,10 @@ def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, 
     earlier = ((logits == largest) & (classes < labels[..., None])).astype(jnp.float32).sum(-1)
     correct = ((label_logits == largest)[..., 0] & (earlier == 0) & (labels >= 0)).astype(jnp.float32)
     return (losses * weights).sum(), (correct * weights).sum()
+
+
+def first_largest(logits: Array) -> Array:
+    """Return the class with the largest logit, of equal ones the first, as int32; the number of classes for NaN."""
+    # As in `cross_entropy`, by comparisons: on a CPU, `argmax` takes several times as long.
+    classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jnp.where(logits == logits.max(-1, keepdims=True), classes, logits.shape[-1]).min(-1)

@@ -8,6 +8,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.objectives import plateau
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, ScoredWords, WordDistributions, WordLabels
@@ -90,28 +91,37 @@ class Pretraining(Objective):
             predictions["sentence"] = self.sentences.hidden(heads.encoded_BLD, batch)
         if self.model.next_sentence:
             predictions["nsp"] = Categorical(heads.next_B2)
-        return Outputs(predictions, batch, **sown)
+        return Outputs(predictions, batch, encoded_BLD=heads.encoded_BLD if rngs is None else None, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {loss term: batch sum} and {metric: (sum, weight)} of the masked words and the next sentence.
 
-        The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
+        The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence; in an
+        evaluation, they are also those of `plateau`.
         """
         weights, words = self.normalizers(batch), outputs.predictions["task"]
+        measures = plateau.collapse(outputs.encoded_BLD, batch)
         if isinstance(words, ScoredWords):
             loss, correct = words.loss, words.correct
         else:
             labels_BM, weights_BM = batch["masked_labels"], batch["masked_weights"]
-            loss, correct, _ = word_loss(
-                words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
+            loss, correct, _, predicted_BM = word_loss(
+                words.hidden_BMD,
+                words.embedding_VD,
+                words.bias_V,
+                labels_BM,
+                weights_BM,
+                self.group_rows,
+                with_words=outputs.encoded_BLD is not None,
             )
+            measures |= plateau.repetition(predicted_BM, batch, words.bias_V.shape[0])
         losses = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:
             loss, correct = cross_entropy(outputs.predictions["nsp"].logits, batch["next_labels"], _examples(batch))
             losses["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}
-        return Terms(losses, metrics)
+        return Terms(losses, metrics | measures)
 
 
 def _examples(batch: Batch) -> Array:

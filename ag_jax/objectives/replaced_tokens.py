@@ -12,6 +12,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
+from ag_jax.objectives import plateau
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, WeightedSum, apply_model
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions, YesNo
 from ag_jax.objectives.sentences import Sentences
@@ -132,17 +133,26 @@ class ReplacedTokens(Objective):
         """Return {loss term: batch sum} and {metric: (sum, weight)} of detection and, if there is one, the generator.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
-        generator there are its loss and accuracy, too.
+        generator there are its loss and accuracy, too. An evaluation adds the metrics of `plateau`: the collapse of the
+        encoder that detects, and the repetition of the generator.
         """
         replaced_BL = outputs.encoder_batch["tokens"] != batch["original"]
         detection, metrics = detection_loss(outputs.predictions["task"].logits, replaced_BL, self.judged(batch))
+        metrics |= plateau.collapse(outputs.encoded_BLD, batch)
         if self.model.generator_config is None:
             return Terms({"rtd": detection}, metrics)
         words, weights_BM = outputs.predictions["generator"], batch["masked_weights"]
-        loss, correct, _ = word_loss(
-            words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM, self.group_rows
+        loss, correct, _, predicted_BM = word_loss(
+            words.hidden_BMD,
+            words.embedding_VD,
+            words.bias_V,
+            batch["masked_labels"],
+            weights_BM,
+            self.group_rows,
+            with_words=outputs.encoded_BLD is not None,
         )
         metrics |= {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}
+        metrics |= plateau.repetition(predicted_BM, batch, words.bias_V.shape[0])
         return Terms({"mlm": loss, "rtd": detection}, metrics)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -155,7 +165,7 @@ class ReplacedTokens(Objective):
             predictions["sentence"] = YesNo(jnp.take_along_axis(detection.replaced_BL, positions_BT, axis=1))
         elif self.sentences.of != "none":
             predictions["sentence"] = self.sentences.hidden(detection.encoded_BLD, encoder_batch)
-        return Outputs(predictions, encoder_batch, **sown)
+        return Outputs(predictions, encoder_batch, encoded_BLD=detection.encoded_BLD if rngs is None else None, **sown)
 
     def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
         """Return the generator's word distributions at the masked positions, and the batch with sampled words there."""

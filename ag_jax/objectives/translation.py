@@ -58,7 +58,7 @@ class Translation(Objective):
         The metrics are the loss `translation_loss`, the cross entropy `nll`, and the share of right words `accuracy`.
         """
         words, tokens = outputs.predictions["task"], self.normalizers(batch)["translation"]
-        loss, correct, nll = word_loss(
+        loss, correct, nll, _ = word_loss(
             words.hidden_BMD,
             words.embedding_VD,
             words.bias_V,

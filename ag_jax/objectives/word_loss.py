@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.losses import cross_entropy, first_largest
 
 POSITIONS = 32  # of every row, at most, whose scores are in memory together
 GROUP_SLOTS = 96  # most slots of a group of rows
@@ -113,7 +113,7 @@ def over_slots(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) 
     return over_chunks(add, sums, arrays) if rows == 1 else over_used_slots(add, sums, arrays, rows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def word_loss(
     hidden_BMD: Array,
     embedding_VD: Array,
@@ -122,8 +122,12 @@ def word_loss(
     weights_BM: Array,
     group_rows: int = 1,
     smoothing: float = 0.0,
-) -> tuple[Array, Array, Array]:
-    """Return weighted sums over predicted words: (loss with label smoothing, right predictions, cross entropy).
+    with_words: bool = False,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Return sums over predicted words (loss with label smoothing, right predictions, cross entropy), and the words.
+
+    The sums are weighted. The words are ids, int32 `BM`, of the largest score in each slot, without meaning in unused
+    slots; they are None without `with_words`.
 
     The scores are s = h E^T + b. Cross entropy and right predictions are those of `losses.cross_entropy`, computed a
     few positions at a time. The loss is the cross entropy with the smoothed distribution
@@ -133,7 +137,7 @@ def word_loss(
     which without smoothing is the same. Its gradient with regard to a score s_v is w (softmax(s)_v - q(v)), known as
     soon as the scores are. So the gradients of h, E and b are computed with the loss, up to the factor that comes from
     outside, and no score is computed twice. Until the backward pass, the gradient of E is an array of float32. Labels,
-    weights and the other two results have no gradient: theirs is 0.
+    weights and the other results have no gradient: theirs is 0.
 
     hidden_BMD: h, the vectors from which words are predicted.
     embedding_VD, bias_V: E and b, of the word head; b is float32.
@@ -144,11 +148,13 @@ def word_loss(
 
     def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
         hidden, labels, weights = chunk
-        chunk_sums = _sums(word_scores(hidden, embedding_VD, bias_V), labels, weights, smoothing)
-        return jax.tree.map(jnp.add, sums, chunk_sums), None
+        scores = word_scores(hidden, embedding_VD, bias_V)
+        chunk_sums = _sums(scores, labels, weights, smoothing)
+        return jax.tree.map(jnp.add, sums, chunk_sums), first_largest(scores) if with_words else None
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.float32(0))
-    return over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
+    sums, words_BM = over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
+    return *sums, words_BM
 
 
 def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
@@ -169,6 +175,7 @@ def _forward(
     weights_BM: Array,
     group_rows: int,
     smoothing: float,
+    with_words: bool,
 ):
     def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
         (*totals, d_embedding_DV, d_bias_V), (hidden, labels, weights) = sums, chunk
@@ -181,18 +188,19 @@ def _forward(
         # `DV` instead of `VD`: a CPU would copy the scores' gradient, transposed, for a product of the other form.
         d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
         d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
-        return (*totals, d_embedding_DV, d_bias_V + d_scores.sum((0, 1))), d_hidden.astype(hidden.dtype)
+        words = first_largest(scores) if with_words else None
+        return (*totals, d_embedding_DV, d_bias_V + d_scores.sum((0, 1))), (d_hidden.astype(hidden.dtype), words)
 
     gradients = (jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     zeros = (*[jnp.float32(0)] * 3, *gradients)
-    sums, d_hidden_BMD = over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
+    sums, (d_hidden_BMD, words_BM) = over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
     *totals, d_embedding_DV, d_bias_V = sums
     # The last array has no elements: it carries the type of E.
-    return tuple(totals), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
+    return (*totals, words_BM), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 
 
-def _backward(group_rows: int, smoothing: float, residuals: tuple, cotangents: tuple):
-    del group_rows, smoothing
+def _backward(group_rows: int, smoothing: float, with_words: bool, residuals: tuple, cotangents: tuple):
+    del group_rows, smoothing, with_words
     d_hidden_BMD, d_embedding_VD, d_bias_V, like = residuals
     factor = cotangents[0]
     d_hidden_BMD = (factor * d_hidden_BMD).astype(d_hidden_BMD.dtype)

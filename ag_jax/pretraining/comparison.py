@@ -47,6 +47,7 @@ from ag_jax.viewer import page as viewer
 PAGE = "maps.html"
 FIGURES = (  # files that a comparison draws
     "loss_over_*.png",
+    "plateau.png",
     "attention_mass.png",
     "masked_share.png",
     "attention_maps.png",
@@ -277,6 +278,10 @@ def _figures(
         caption = f"{headline.label} of {' and '.join(series)} over {name}"
         figure = plots.draw_losses(series, x, headline, plateau, about)
         sections[""].append(shown(caption, figure, f"loss_over_{name}.png"))
+
+    if curves.measures_of(series):
+        figure = plots.draw_measures(series, plateau.leaving_steps, about)
+        sections[report.LOSSES] = [shown("Collapse and repetition over steps", figure, "plateau.png")]
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
     special = build.special_tokens(corpus.tokenizer)

@@ -1,6 +1,7 @@
 """The report of a comparison of pre-training runs: its numbers, and what it shows of them."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,15 @@ MEASURES = {
 }
 LOSSES, ATTENTION = "Losses", "Attention"  # titles of sections
 LIMITS = ("time_limit", "patience")  # settings of `training` by which a run may end
+COLLAPSE = (
+    "On the plateau, hidden states of the masked positions of a text are often nearly equal (collapse: their mean "
+    "cosine is near 1), and one word is predicted almost everywhere (repetition: the share of the most frequent "
+    "prediction is far above that of the most frequent label). Evaluations measure both on held-out text."
+)
+COLLAPSE_ROWS = {  # of the table of losses, with a measure of the plateau and one to compare it with
+    "Cosine of masked positions (of all tokens)": ("collapse/masked", "collapse/all"),
+    "Share of the most frequent prediction (label)": ("repetition/predicted", "repetition/labels"),
+}
 SETTLED = "guidance_settled_at_step"  # in the numbers of an arm with guidance
 
 
@@ -118,6 +128,7 @@ def numbers(
         }
         if any({*LIMITS} & summary.keys() for summary in arm.summaries):
             result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
+        result["arms"][arm.name] |= _last_measures(arm.metrics)
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
             result["arms"][arm.name][SETTLED] = settled
         if (share := masked_share(arm.metrics)) is not None:
@@ -128,6 +139,18 @@ def numbers(
         error = findings.standard_error(baseline.metrics[0], arm.metrics[0], primary.metric, held_out)
         result["arms"][arm.name] |= {} if error is None else {"standard_error": error}
     return result
+
+
+def _last_measures(runs: Sequence[list[dict[str, Any]]]) -> dict[str, list[float | None]]:
+    """Return {metric: its values in the last evaluation of each run} for the measures of the plateau that they have.
+
+    runs: the rows of each run's metrics.jsonl.
+    """
+    last: list[dict[str, Any]] = [
+        next((row for row in reversed(rows) if row["split"] == "validation"), {}) for rows in runs
+    ]
+    metrics = itertools.chain.from_iterable(COLLAPSE_ROWS.values())
+    return {key: [row.get(key) for row in last] for key in metrics if any(key in row for row in last)}
 
 
 def translation_numbers(
@@ -245,6 +268,7 @@ def _losses(primary: PrimaryMetric, arms: Sequence[ArmResults], content: Mapping
         uncertain if errors else "",
         f"Guessing by frequency, without context, gives {content['plateau_loss']:.3f}. A run has left this plateau at "
         f"the first logged step whose train loss is {primary.margin:g} below it{resolution}.",
+        COLLAPSE if any("collapse/masked" in of_arm for of_arm in of_arms.values()) else "",
         settled if any(SETTLED in of_arm for of_arm in of_arms.values()) else "",
     ]
     return Section(
@@ -270,6 +294,10 @@ def _loss_rows(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[l
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
     left = each_seed("left_plateau_at_step", lambda step: "never" if step is None else f"{step:,}")
     rows = [*rows_of_metrics(MEASURES, values, content["differences"]), ["Left the plateau at step", *left]]
+    for name, keys in COLLAPSE_ROWS.items():
+        if any(keys[0] in of_arm for of_arm in of_arms.values()):
+            pairs = ([of_arm.get(key, ()) for key in keys] for of_arm in of_arms.values())
+            rows.append([name, *(", ".join(map(_measure, *pair)) or DASH for pair in pairs)])
     if limits := [name for name in LIMITS if any(name in summary for arm in arms for summary in arm.summaries)]:
         names = " or ".join(f"`training.{name}`" for name in limits)
         rows.append([f"Ended by {names} at step", *each_seed("ended_at_step", lambda step: f"{step:,}")])
@@ -281,6 +309,10 @@ def _loss_rows(arms: Sequence[ArmResults], content: Mapping[str, Any]) -> list[l
         rows.append(["Guidance loss fallen at step", *settled])
     rows.append(["Tokens a second", *each_seed("tokens_per_second", lambda of: DASH if of is None else f"{of:,.0f}")])
     return rows
+
+
+def _measure(value: float | None, compared: float | None) -> str:
+    return DASH if value is None or compared is None else f"{value:.3f} ({compared:.3f})"
 
 
 def _settled(step: int, last: int) -> str:

@@ -330,7 +330,7 @@ def evaluation_metrics(config: ExperimentConfig, program: Program) -> list[str]:
     metrics = jax.eval_shape(
         program.evaluation_step, program.abstract.params, rows, jnp.zeros((), jnp.int32), Hyperparameters()
     )
-    return sorted(name for name, (total, _) in metrics.items() if total.shape == ())
+    return sorted(name for name, (_, weight) in metrics.items() if weight.shape == ())
 
 
 def _check_best_metric(config: ExperimentConfig, program: Program) -> None:

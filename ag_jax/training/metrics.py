@@ -15,7 +15,8 @@ from etils import epath
 from ag_jax.distributed import storage
 from ag_jax.training.wandb_run import WandbRun
 
-Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight): numbers, or lists with a number for each layer
+# name -> (total, weight): numbers, lists with a number for each layer, or a list of counts of classes and their sum.
+Sums = dict[str, tuple[Any, Any]]
 
 # Fields of a row of metrics.jsonl that depend on the clock; everything else is the same whenever a run is repeated.
 CLOCK_FIELDS = ("seconds", "tokens_per_second", "mfu")
@@ -35,11 +36,16 @@ def _plus(left: Any, right: Any) -> Any:
 
 
 def divide(sums: Sums) -> dict[str, Any]:
-    """Return {metric: total / weight}, with a number or a list of numbers by layer; None for a weight of 0."""
+    """Return {metric: total / weight}, with a number or a list of numbers by layer; None for a weight of 0.
+
+    Of a list of counts with one weight it is the share of the most frequent class.
+    """
 
     def quotient(total: Any, weight: Any) -> Any:
-        if isinstance(total, list):
+        if isinstance(weight, list):
             return [quotient(*pair) for pair in zip(total, weight, strict=True)]
+        if isinstance(total, list):
+            total = max(total)
         return total / weight if weight else None
 
     return {name: quotient(total, weight) for name, (total, weight) in sums.items()}

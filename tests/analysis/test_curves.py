@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ag_jax.analysis.figures import learning, plots
-from ag_jax.analysis.figures.curves import Plateau, same_tokens
+from ag_jax.analysis.figures.curves import Plateau, measures_of, same_tokens
 from tests.analysis.test_plots import picture
 
 
@@ -116,6 +116,27 @@ def test_the_plateau_and_where_arms_leave_it():
     names = [text.get_text() for text in loss.get_legend().get_texts()][-3:]
     for name, words in zip(names, (["5.500"], ["plain", "step 30"], ["ag", "step 20"]), strict=True):
         assert all(word in name for word in words)
+
+
+def test_measures_of_the_plateau_have_a_panel_if_evaluations_have_them():
+    def rows(*cosines, **more):
+        values = {at: {"collapse/masked": of, "collapse/all": of and -of, **more} for at, of in cosines}
+        return [row(5, 1.0), *(row(at, 1.0, "validation", **of) for at, of in values.items())]
+
+    series = {"plain": [rows((10, 1.0), (20, 0.5))], "ag": [rows((10, 0.5), (20, 0.25)), rows((10, 0.25), (20, None))]}
+    (cosine,) = plots.draw_measures(series, {"plain": [None], "ag": [20, None]}).axes
+    drawn = [(x, y) for x, y, is_thick in lines(cosine) if is_thick]
+    assert drawn == [
+        ([10, 20], [1.0, 0.5]),
+        ([10, 20], [-1.0, -0.5]),
+        ([10], [0.375]),
+        ([10], [-0.375]),
+        ([20, 20], [0, 1]),
+    ]
+    assert cosine.get_ylim()[0] < -1
+    series["other"] = [rows((10, 0.5), **{"repetition/predicted": 0.5})]
+    assert [list(metrics) for metrics in measures_of(series).values()][1:] == [["repetition/predicted"]]
+    assert len(plots.draw_measures(series).axes) == 2 and not measures_of({"plain": [PLAIN]})
 
 
 def test_curves_over_tokens_are_the_same_if_batches_are_equal():

@@ -15,6 +15,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.pretraining import build
 from tests import reference, tiny
+from tests.objectives.test_plateau import collapse, repetition
 
 MODEL = tiny.model()
 STEP = jnp.int32(5)  # of 10: with the hold of 2 steps, alpha has fallen to 5/8
@@ -74,6 +75,11 @@ def test_terms_and_metrics(batch, params):
     assert set(outcome.totals) == {"mlm", "nsp", "ag"}
     check_words(outcome, words, following, batch)
     check_masses(outcome, weights, batch)
+    hidden, _ = reference.encode(tiny.float64(params)["encoder"], batch, tiny.CONFIG)
+    plateau = collapse(hidden, batch) | repetition(words.argmax(-1), batch, words.shape[-1])
+    for name, pair in plateau.items():
+        np.testing.assert_allclose(outcome.metrics[name][0], pair[0], rtol=2e-5, err_msg=name)
+        assert outcome.metrics[name][1] == pair[1]
     arguments = batch["original"], batch["segment_ids"], "type_mean", "uniform", "uniform"
     loss = reference.guidance_loss(weights, MIXED, *arguments)
     np.testing.assert_allclose(outcome.totals["ag"], loss, rtol=1e-5)

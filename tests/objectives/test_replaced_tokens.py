@@ -103,6 +103,8 @@ def test_beside_a_generator(masked, own, settings):
     np.testing.assert_allclose(outcome.metrics["mlm_loss"], (loss, weights.sum()), rtol=1e-5)
     right = ((words.argmax(-1) == labels) * weights).sum()
     np.testing.assert_allclose(outcome.metrics["mlm_accuracy"], (right, weights.sum()))
+    counts = np.bincount(words.argmax(-1).ravel(), weights.ravel(), minlength=words.shape[-1])
+    np.testing.assert_array_equal(outcome.metrics["repetition/predicted"][0], counts)
 
     predictions = outcome.outputs.predictions["generator"]
     samples = jax.jit(sample_words)(predictions, jax.random.fold_in(jax.random.key(0), 2))

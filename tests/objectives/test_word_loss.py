@@ -7,7 +7,7 @@ import pytest
 from scipy import special as functions
 
 from ag_jax.objectives import word_loss as module
-from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.losses import cross_entropy, first_largest
 from ag_jax.objectives.word_loss import word_loss
 from tests.cases import some
 
@@ -48,19 +48,25 @@ def test_equals_the_whole_whatever_the_part(monkeypatch, together, group_rows, s
     monkeypatch.setattr(module, "POSITIONS", together)
     learnt, given = example()
     sums, gradients = whole(*learnt, *given, smoothing)
+    arguments = *given, group_rows, smoothing, group_rows != 2  # with the predicted words in three of four cases
 
     @jax.jit
     def run(*learnt):
         def loss(*learnt):
-            found = word_loss(*learnt, *given, group_rows, smoothing)
+            found = word_loss(*learnt, *arguments)
             return 3.0 * found[0] ** 2, found
 
-        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*learnt), word_loss(
-            *learnt, *given, group_rows, smoothing
-        )
+        return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*learnt), word_loss(*learnt, *arguments)
 
-    ((_, found), slopes), evaluated = run(*learnt)
+    ((_, (*found, words)), slopes), (*evaluated, again) = run(*learnt)
     np.testing.assert_allclose([found, evaluated], [sums, sums], rtol=1e-6)
+    if group_rows == 2:
+        assert words is again is None
+    else:
+        hidden, embedding, bias = map(np.asarray, learnt)
+        used = given[1] > 0
+        expected = (hidden @ embedding.T + bias).argmax(-1)[used]
+        np.testing.assert_array_equal([words[used], again[used]], [expected, expected])
     assert sums[1] >= 2.0
     for one, other in zip(slopes, gradients, strict=True):
         expected = 6 * sums[0] * other
@@ -129,7 +135,8 @@ def test_cross_entropy_equals_scipy():
 def test_of_equal_logits_the_first_is_predicted_and_nan_is_never_right():
     logits = [[1, 2, 2], [1, 2, 2], [0, 0, 0], [0, 0, 0], [1, np.nan, 2], [1, np.nan, 2], [np.nan] * 3, [0, 200, 0]]
     arrays = jnp.array(logits, jnp.float32), jnp.array([1, 2, 0, 1, 2, 1, 0, 1]), jnp.ones(8)
-    losses, right = jax.vmap(cross_entropy)(*arrays)
-    assert right.tolist() == [1, 0, 1, 0, 0, 0, 0, 1]
+    run = jax.jit(lambda *arrays: (*jax.vmap(cross_entropy)(*arrays), first_largest(arrays[0])))
+    losses, right, words = run(*arrays)
+    assert right.tolist() == [1, 0, 1, 0, 0, 0, 0, 1] and words.tolist() == [1, 1, 0, 0, 3, 3, 3, 1]
     np.testing.assert_allclose(np.asarray(losses)[[2, 7]], [np.log(3), 0], rtol=1e-6)
     assert cross_entropy(jnp.ones((1, 3)), jnp.array([-1]), jnp.ones(1))[1] == 0

@@ -121,6 +121,10 @@ def test_numbers_are_those_of_the_runs(compared):
         assert of_arm["values"]["validation_loss"] == losses[arm]
         assert of_arm["mean"]["validation_loss"] == pytest.approx(np.mean(losses[arm]))
         assert of_arm["deviation"]["validation_loss"] == pytest.approx(np.std(losses[arm], ddof=1))
+        for name in ("collapse/all", "collapse/masked", "repetition/labels", "repetition/predicted"):
+            metrics = [rows(compared.parent / f"{arm}-seed{seed}") for seed in SEEDS]
+            assert of_arm[name] == [of_seed[-1][name] for of_seed in metrics] and 0 < min(of_arm[name]) < 1
+            assert not any(name in row for of_seed in metrics for row in of_seed if row["split"] == "train")
     expected = scipy.stats.ttest_rel(losses["ag"], losses["plain"]).pvalue
     difference = content["differences"]["ag"]["validation_loss"]
     mean = np.mean(np.subtract(losses["ag"], losses["plain"]))
@@ -133,7 +137,7 @@ def test_the_report_shows_what_it_links_to(compared, source):
     text = compared.read_text()
     links = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
     # The batches of both arms are equal, so the curves over tokens would be those over steps.
-    names = {"loss_over_steps.png", "attention_mass.png", "attention_maps.png", "last_layer.png"}
+    names = {"loss_over_steps.png", "plateau.png", "attention_mass.png", "attention_maps.png", "last_layer.png"}
     assert {link.removeprefix("figures/") for link in links} == names
     assert {path.name for path in (compared.parent / "figures").iterdir()} == names | {"maps.html"}
     for link in links:

@@ -6,6 +6,7 @@ Shape letters: N layers, S logged steps.
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ from ag_jax.objectives.masked_lm import MLM
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run
 PLATEAU = "0.35"  # colour of the plateau
 AXES = {"step": "step", "tokens_seen": "training tokens seen"}
+# Measures of the plateau (`objectives.plateau`): a panel, with its metrics and what they are of.
+MEASURES = {
+    "mean cosine of hidden states in a text": {"collapse/masked": "masked positions", "collapse/all": "all tokens"},
+    "share of the most frequent word": {"repetition/predicted": "predictions", "repetition/labels": "labels"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,10 +129,12 @@ def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, 
     return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
 
 
-def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], colour: str, width: float) -> None:
+def _draw_seeds(
+    axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], colour: str, width: float, style: str = "-"
+) -> None:
     for points in seeds if len(seeds) > 1 else ():
-        axes.plot(*_lines(sorted(points.values())), color=colour, linewidth=0.7, alpha=0.4)
-    axes.plot(*_lines(_mean(seeds)), color=colour, linewidth=width)
+        axes.plot(*_lines(sorted(points.values())), style, color=colour, linewidth=0.7, markersize=3, alpha=0.4)
+    axes.plot(*_lines(_mean(seeds)), style, color=colour, linewidth=width, markersize=6)
 
 
 def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -179,6 +187,57 @@ def _legend(
                 names.append(f"{label(arm, 40)} leaves the plateau at step {', '.join(f'{step:,}' for step in steps)}")
     for text in axes.legend(handles, names, fontsize=MEDIUM, frameon=False).get_texts():
         text.set_parse_math(False)
+
+
+def measures_of(series: Mapping[str, Sequence[MetricRows]]) -> dict[str, dict[str, str]]:
+    """Return the part of `MEASURES` that evaluations of these runs have; translation has none."""
+    evaluations = [row for seeds in series.values() for rows in seeds for row in rows if row["split"] == "validation"]
+    seen = {key for row in evaluations for key, value in row.items() if value is not None}
+    panels = {panel: {key: of for key, of in metrics.items() if key in seen} for panel, metrics in MEASURES.items()}
+    return {panel: metrics for panel, metrics in panels.items() if metrics}
+
+
+def draw_measures(
+    series: Mapping[str, Sequence[MetricRows]],
+    leaving_steps: Mapping[str, Sequence[int | None]] = MappingProxyType({}),
+    run: str = "",
+) -> Figure:
+    """Draw collapse and repetition (`objectives.plateau`) at each evaluation of a comparison's arms, over steps.
+
+    A thick line is the mean over an arm's seeds, thin lines are the seeds. Lines of all tokens and of labels are
+    dashed. A vertical line is at each step where a seed left the plateau of the loss. `measures_of` must not be empty.
+
+    series: {arm: rows of metrics of each of its seeds}.
+    leaving_steps: for each arm, the step at which each of its seeds left the plateau, None for a seed that never did.
+    run: name of the comparison, for the caption.
+    """
+    panels, colour_of = measures_of(series), colours(series)
+    figure = Figure((4.0 * len(panels), 3.0), layout="constrained")
+    for axes, (name, metrics) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for arm, seeds in series.items():
+            for metric, style in zip(metrics, (".-", ".--"), strict=False):
+                points = [_points(rows, "validation", "step", metric) for rows in seeds]
+                _draw_seeds(axes, points, colour_of[arm], 1.5, style)
+            for step in leaving_steps.get(arm, ()):
+                if step is not None:
+                    axes.axvline(step, color=colour_of[arm], linestyle=":", linewidth=1.2)
+        styles = [Line2D([], [], color=PLATEAU, linestyle=style) for style in ("-", "--")]
+        axes.legend(styles[: len(metrics)], metrics.values(), fontsize=MEDIUM, edgecolor="none", framealpha=0.9)
+        axes.set_title(name, fontsize=LARGE)
+        axes.set_xlabel(AXES["step"], fontsize=MEDIUM)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.04)
+        tidy(axes)
+    handles: list[Line2D] = [Line2D([], [], color=colour_of[arm], linewidth=1.5) for arm in series]
+    names = [label(arm, 40) for arm in series]
+    if any(step is not None for steps in leaving_steps.values() for step in steps):
+        handles.append(Line2D([], [], color=PLATEAU, linestyle=":", linewidth=1.2))
+        names.append("leaves the plateau of the loss")
+    below = figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=MEDIUM, frameon=False)
+    for text in below.get_texts():
+        text.set_parse_math(False)
+    caption(figure, run)
+    return figure
 
 
 def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, WIDTH, label, save
-from ag_jax.analysis.figures.curves import draw_losses, draw_masses
+from ag_jax.analysis.figures.curves import draw_losses, draw_masses, draw_measures
 from ag_jax.analysis.figures.overview import draw_mass, draw_overview, pattern_colours
 from ag_jax.analysis.maps import (
     KINDS,
@@ -44,6 +44,7 @@ __all__ = [
     "draw_mass",
     "draw_masses",
     "draw_means",
+    "draw_measures",
     "draw_overview",
     "draw_patterns",
     "draw_training",
