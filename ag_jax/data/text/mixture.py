@@ -194,6 +194,13 @@ class MixedRows:
             segments_BL[is_mine_B] = part.segment_ids(rows, length)
         return segments_BL
 
+    def gather_pointers(self, row_B: np.ndarray, length: int) -> np.ndarray:
+        """Return the pointers of rows, int16 `BPL` (batch, names, length), as `Rows.gather_pointers` does."""
+        offsets_BPL = np.empty((len(row_B), len(self.parts[0].pointers), length), np.int16)
+        for part, is_mine_B, rows in self._places(row_B):
+            offsets_BPL[is_mine_B] = part.gather_pointers(rows, length)
+        return offsets_BPL
+
     def row(self, number: int) -> np.ndarray:
         """Return the token ids of a row."""
         [(part, _, [row])] = self._places(np.array([number]))
