@@ -11,6 +11,7 @@ or from JSON objects with these keys, of which only the first is needed:
 Shape letters: S sentences, U units of writing (words, or several words that are written as one), W words.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,15 +45,12 @@ class Columns(NamedTuple):
 
         Raises ValueError if the heads run in a circle and a name needs the root.
         """
-        found: Pointers = {}
+        column, found = functools.cache(self.column), dict[str, np.ndarray | None]()
         for name in names:
-            targets_W = self.column(name)
-            if targets_W is None and name in MADE_OF_HEADS:
-                heads_W = found.get("head", self.column("head"))
-                targets_W = None if heads_W is None else MADE_OF_HEADS[name](heads_W, ends_S, trees, self.where)
-            if targets_W is not None:
-                found[name] = targets_W
-        return found
+            found[name] = column(name)
+            if found[name] is None and name in MADE_OF_HEADS and (heads_W := column("head")) is not None:
+                found[name] = MADE_OF_HEADS[name](heads_W, ends_S, trees, self.where)
+        return {name: targets_W for name, targets_W in found.items() if targets_W is not None}
 
     def named(self) -> frozenset[str]:
         """Return the names that the text has, with those that are made from its heads."""

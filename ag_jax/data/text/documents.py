@@ -156,6 +156,29 @@ def _encode(all_tokens: bool, tokenizer: Tokenizer, texts: Sequence[tuple[str, .
     )
 
 
+def check_pointers(config: DataConfig) -> None:
+    """Raise ValueError, with the annotations that there are, for a name of `data.pointers` that no text has.
+
+    Reads as many texts as are needed to find all names.
+    """
+    missing, found = set(pointers.of_words(config.pointers)), dict[str, str]()
+    for unit in sources.units(config.source):
+        for text in sources.documents_of([unit], config.text_field, None, config.skip_null, sorted(missing)):
+            if not isinstance(text, Annotated):
+                continue
+            missing -= text.pointers.keys()
+            if not missing:
+                return
+            there = sorted(text.columns.named()) if text.columns else []
+            found |= {name: str(unit.path) for name in there if name not in found}
+    names = ", ".join(f"{name} ({path})" for name, path in found.items())
+    raise ValueError(
+        f"data.pointers={','.join(config.pointers)}: no text of data.source={config.source!r} has "
+        f"{' and '.join(sorted(missing))}: expected one of {names or 'none, as there is no annotated text'}; mend the "
+        "name, or give a CoNLL-U file (.conllu) or JSON lines with words"
+    )
+
+
 def identity(cache: Cache, source: str) -> list[Any]:
     """Return what identifies the content of a source, as stored in the cache if this machine lacks the source.
 
