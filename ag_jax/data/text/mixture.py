@@ -14,7 +14,7 @@ weights, the parts are one text, read one after the other. With weights,
 The source of a row is a function of the row's number g among all rows drawn in training, and so is the row's place in
 the order of its source; see `assign`.
 
-Shape letters: B batch, K sources.
+Shape letters: B batch, K sources, P names of pointers.
 """
 
 import collections
