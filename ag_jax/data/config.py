@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
@@ -199,7 +199,7 @@ class DataConfig:
     source: str = "sotu"
     target: str | None = None
     text_field: str = "text"
-    pointers: tuple[str, ...] = ()
+    pointers: tuple[Annotated[str, MinLen(1)], ...] = ()  # names, which commas separate
     pointer_tokens: Literal["first", "all"] = "first"
     skip_null: bool = False
     skip_words: tuple[Annotated[int, Ge(0)], ...] = ()
