@@ -129,8 +129,9 @@ class Document(NamedTuple):
 
 
 def documents(lines: Iterable[tuple[int, str]], place: str, most: int) -> Iterator[Document]:
-    """Yield the documents of a CoNLL-U file; without comments `newdoc`, it is a single one. Arguments as `sentences`.
+    """Yield the documents of a CoNLL-U file; without comments `newdoc`, it is a single one.
 
+    lines, place: as in `sentences`, which also raises the errors.
     most: number of characters after which a document ends with the sentence, because it is in memory.
     """
     together: list[Sentence] = []
@@ -168,8 +169,8 @@ def text_of(document: Document, names: Sequence[str], trees: annotated.Trees) ->
         for first, last, surface, misc in [*sentence.ranges, Range(len(words) + 1, 0, "", "")]:
             if not number < first <= last <= len(words) and last:
                 raise ValueError(
-                    f"{document.place}, line {sentence.line}: expected the range {first}-{last} of words before these "
-                    f"words, in a sentence of {len(words)} words; mend it"
+                    f"{document.place}, line {sentence.line}: expected ranges of the {len(words)} words of this "
+                    f"sentence, one behind the other, got {first}-{last}; mend it"
                 )
             plain = words[number : first - 1]
             if has_ranges:

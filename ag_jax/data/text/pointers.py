@@ -56,7 +56,7 @@ def offsets(
         return {}, Counter()
     starts_W = np.concatenate([text.starts_W + begin for text, begin in annotated])
     stops_W = np.concatenate([text.stops_W + begin for text, begin in annotated])
-    token_W = np.append(stops_T, 0)[:-1].searchsorted(starts_W, side="right")  # the first that ends behind its begin
+    token_W = np.searchsorted(stops_T, starts_W, side="right")  # the first token that ends behind the word's begin
     token_W[np.append(starts_T, sizes_S.sum())[token_W] >= stops_W] = NONE  # no token has any character of the word
     # The word whose pointer each token has.
     owner_T = np.full(len(starts_T), NONE)
@@ -85,7 +85,8 @@ def add_offsets_by_word(train: pathlib.Path, validation: pathlib.Path, vocabular
     """Add the pointers `offset_by_word` to both splits of a stored text that has `head`.
 
     A token that has a head has this pointer instead: to the token whose offset is that of its token id, which is drawn
-    for each id from the offsets of the heads of the training text. Where that is in another document, it has none.
+    for each id from the offsets of the heads of the training text. Where that is in another document, it has none. Of a
+    mixture with weights, each source is a text, whose ids have other offsets if its heads are spread otherwise.
 
     train, validation: directories of the splits.
     """
