@@ -7,7 +7,7 @@ The program needs spaCy 3 and none of ag_jax: `python -m venv spacy; spacy/bin/p
 UD is a folder with UD_English-EWT and UD_English-GUM (github.com/UniversalDependencies, or a release of Universal
 Dependencies). NOVELS is a folder of plain text: one document a file, blank lines between paragraphs. `--skip-words`
 leaves out the paragraphs in which the first words of a document are; LitBank's annotated documents are the first words
-of its novels. TREES gets a CoNLL-U file for each text, in the order of names.
+of its novels. TREES gets a CoNLL-U file for each text, but none where no words are left.
 
 It goes on where it was stopped: a parser in the folder PARSER is not trained again, and texts that have a file in TREES
 are not parsed again. Then it reads all files of TREES, and fails unless their words and spaces are those of the texts.
@@ -24,7 +24,10 @@ The record silver_trees.json has, for the development part of each treebank and 
 `own_sentences`: the same where the parser also divides paragraphs into sentences, as it does in texts.
 `words_f1`, `sentences_f1`: of the parser's words and sentences, from the text of paragraphs.
 
-Hardware and time: on one core of an AMD EPYC, beside other programs, training takes SECONDS and parsing RATE.
+In `texts`, `new_words` are the words that this command parsed.
+
+Hardware and time: on a core of an AMD EPYC, beside other programs, training takes 19 minutes, and 4,700 words are
+parsed in a second.
 """
 
 import argparse
@@ -322,7 +325,8 @@ def main() -> None:
         with multiprocessing.Pool(options.processes) as pool:
             sizes = sum(pool.starmap(parse, arguments, chunksize=1), collections.Counter())
         seconds = sizes.pop("new_seconds", 0)
-        figures["texts"] = {**sizes, "words_per_second_and_process": round(sizes.pop("new_words", 0) / seconds)}
+        rate = {"words_per_second_and_process": round(sizes["new_words"] / seconds)} if seconds else {}
+        figures["texts"] = {**sizes, **rate}
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=40"],
         cwd=pathlib.Path(__file__).parent,
