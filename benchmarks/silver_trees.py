@@ -115,12 +115,12 @@ def read(path: pathlib.Path) -> Iterator[Paragraph]:
         yield Paragraph(document, sentences)
 
 
-def doc(nlp: Language, sentences: Sequence[list[Word]], *, gold: bool) -> Doc:
-    """Return sentences in spaCy's form; with `gold` with their trees, otherwise with bounds if it is one sentence."""
+def doc(nlp: Language, sentences: Sequence[list[Word]], *, gold: bool, one_sentence: bool = False) -> Doc:
+    """Return sentences in spaCy's form, with their trees if `gold`; `one_sentence` keeps the parser from dividing them."""
     words = [word for sentence in sentences for word in sentence]
     forms, spaces = [word.form for word in words], [word.space for word in words]
     if not gold:
-        starts = [True, *[False] * (len(words) - 1)] if len(sentences) == 1 else None
+        starts = [True, *[False] * (len(words) - 1)] if one_sentence else None
         made = Doc(nlp.vocab, forms, spaces, sent_starts=starts)
         # What the tokenizer knows of the parts of words, for example that n't is "not".
         norms = {part[ORTH]: part[NORM] for rule in nlp.tokenizer.rules.values() for part in rule if NORM in part}
@@ -176,8 +176,8 @@ def score(nlp: Language, paragraphs: Sequence[Paragraph], *, gold_sentences: boo
     else:
         units = [paragraph.sentences for paragraph in paragraphs]
     counts: dict[bool, collections.Counter] = {True: collections.Counter(), False: collections.Counter()}
-    # Docs of several sentences have no bounds, so the parser finds them.
-    for unit, parsed in zip(units, nlp.pipe(doc(nlp, unit, gold=False) for unit in units), strict=True):
+    docs = (doc(nlp, unit, gold=False, one_sentence=gold_sentences) for unit in units)
+    for unit, parsed in zip(units, nlp.pipe(docs), strict=True):
         gold = doc(nlp, unit, gold=True)
         for token, wanted in zip(parsed, gold, strict=True):
             right, root = token.head.i == wanted.head.i, wanted.head.i == wanted.i
