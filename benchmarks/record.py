@@ -9,19 +9,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 RESULTS = pathlib.Path(__file__).parent / "results"
+PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 # An absolute path, or one that begins at the home directory or a parent folder, at the start of a value.
 _PATH = re.compile(r"(?:(?<=[=,:])|^)(?:~|\.\.?)?(?:/[^/\s,:=]+)+/?")
 
 
-def save(name: str, figures: dict[str, Any]) -> pathlib.Path:
-    """Write `figures`, with command, device and versions, to `results/NAME.json`; return its path."""
+def save(name: str, figures: dict[str, Any], packages: Sequence[str] = PACKAGES) -> pathlib.Path:
+    """Write `figures`, with command, device and versions of `packages`, to `results/NAME.json`; return its path."""
     content = {
         "benchmark": name,
         "command": command(),
-        **machine(),
+        **machine(packages),
         **figures,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -41,17 +40,23 @@ def cleaned(arguments: Sequence[str]) -> list[str]:
     return [_PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[1], argument) for argument in arguments]
 
 
-def machine() -> dict[str, Any]:
-    """Return what a result was measured on: device, processor, and the versions of Python and of packages."""
-    devices = jax.devices()
+def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return what a result was measured on: JAX's devices, processor, and the versions of Python and of packages."""
     return {
-        "device": f"{len(devices)} x {devices[0].device_kind}",
+        **(_devices() if "jax" in packages else {}),
         "processor": _processor(),
         "versions": {
             "python": platform.python_version(),
-            **{package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "flax", "numpy")},
+            **{package: importlib.metadata.version(package) for package in packages},
         },
     }
+
+
+def _devices() -> dict[str, str]:
+    import jax  # not installed where a program does without
+
+    devices = jax.devices()
+    return {"device": f"{len(devices)} x {devices[0].device_kind}"}
 
 
 def _processor() -> str:
