@@ -6,8 +6,9 @@ of texts with their translations.
 
 import dataclasses
 import pathlib
+import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -85,12 +86,14 @@ class Encoded(NamedTuple):
     lengths: number of tokens of each sentence, at least one.
     sentences: number of sentences of each piece; 0 for a piece that has no token and is left out.
     words: number of words of each piece, separated by white space.
+    pointers: pointers of all tokens, by name (`store`).
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     sentences: np.ndarray
     words: np.ndarray
+    pointers: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 
 class Layout(Protocol):
@@ -98,6 +101,7 @@ class Layout(Protocol):
 
     config: the settings of the data.
     sides: names of the sides of a row, such as source and target; an empty name for the only one.
+    pointers: names of the pointers that are kept beside the tokens (`Encoded.pointers`).
     without_tokens: name under which pieces without any token are counted; "" does not count them.
     """
 
@@ -106,6 +110,9 @@ class Layout(Protocol):
 
     @property
     def config(self) -> DataConfig: ...
+
+    @property
+    def pointers(self) -> tuple[str, ...]: ...
 
     def identity(self) -> list[Any]:
         """Return settings and versions of files that are equal only for the same pieces; made without reading text."""

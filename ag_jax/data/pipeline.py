@@ -121,7 +121,13 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
     has_pairs = config.format in PAIR_FORMATS
     for split in SPLITS:
         writers = [
-            RowsWriter(directory / split / side, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
+            RowsWriter(
+                directory / split / side,
+                tokenizer.vocabulary_size,
+                has_pairs=has_pairs,
+                is_packed=config.pack,
+                pointers=layout.pointers,
+            )
             for side in layout.sides
         ]
         if has_pairs and len(TextStore(stored / split)) == 1:

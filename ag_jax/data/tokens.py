@@ -147,7 +147,7 @@ def _write_part(
     text: Text, part: Part, directory: pathlib.Path, fraction: float, report: Callable[[int, int], None]
 ) -> tuple[int, int]:
     """Write the files of a part, of which `fraction` is held out; return (number of tokens, of held-out tokens)."""
-    writer = TextStoreWriter(directory, text.tokenizer.vocabulary_size)
+    writer = TextStoreWriter(directory, text.tokenizer.vocabulary_size, text.layout.pointers)
     numbers = ArrayWriter(directory / "numbers.bin", np.int64)
     decisions = ArrayWriter(directory / "held_out.bin", np.int8)
     words = ArrayWriter(directory / "words.bin", np.int64)
@@ -172,7 +172,7 @@ def _write_part(
                 for decision in of_pieces[~has_tokens]:
                     left_out[f"{SPLITS[decision]} pairs {text.layout.without_tokens}"] += 1
             # A text without tokens is no document of the store, so the lists beside the store leave it out, too.
-            writer.append(encoded.tokens, encoded.lengths, encoded.sentences[has_tokens])
+            writer.append(encoded.tokens, encoded.lengths, encoded.sentences[has_tokens], encoded.pointers)
             numbers.append(np.array([piece.document for piece in pieces])[has_tokens])
             decisions.append(of_pieces[has_tokens])
             words.append(encoded.words[has_tokens])
@@ -266,7 +266,7 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
     share = _held_out_share(config.validation_fraction, config.validation_tokens, parts)
-    writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
+    writers = {name: TextStoreWriter(directory / name, vocabulary_size, text.layout.pointers) for name in SPLITS}
     words = dict.fromkeys(SPLITS, 0)
     # Of the parts before: documents held out by `validation_fraction`, and those of them that `share` leaves held out.
     before = documents = 0
