@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ag_jax.data import pipeline
 from ag_jax.data.parallel import alignments
 from ag_jax.data.parallel.alignments import AlignedPair
+from ag_jax.data.parallel.layout import Pairs
 from ag_jax.data.parallel.pairs import PairFiles
 from ag_jax.data.store import ABSENT
 from tests.data.parallel.conftest import pairs
@@ -84,6 +86,15 @@ def test_the_first_tokens_of_aligned_words():
     ):
         found = alignments.source_tokens(AlignedPair(source, target, links), of_source, of_target)
         assert found.tolist() == [ABSENT] * 5 + [expected[0], ABSENT, expected[1]] and found.dtype == np.int16
+
+
+def test_a_pair_of_characters_that_the_tokenizer_drops_has_no_pointers():
+    located = {"a": ([5], [(0, 1)]), "b": ([6], [(0, 1)]), "\u200b": ([], [])}
+    locate = lambda texts: [located[text] for text in texts]  # noqa: E731
+    tokenizer = SimpleNamespace(locate_batch=locate, locate_targets=locate, vocabulary_size=9)
+    encoded = Pairs.encode(tokenizer, [AlignedPair("a", "\u200b", "0-0"), AlignedPair("a", "b", "0-0")])
+    assert encoded.tokens.tolist() == [5, 6] and encoded.sentences.tolist() == [0, 2]
+    assert encoded.pointers["alignment"].tolist() == [ABSENT, 0]
 
 
 def test_batches_follow_the_pairs_through_filters_and_packing(config, corpus, folder, tmp_path):
