@@ -139,11 +139,11 @@ class TextStoreWriter:
         """Add documents `first` to `last` - 1 of another store with the same type of tokens."""
         first_sentence, end_sentence = store.bounds(first)[0], store.bounds(last - 1)[1]
         first_token, end_token = store.token_index(first_sentence), store.token_index(end_sentence)
-        for start, stop in _ranges(first_sentence, end_sentence):
+        for start, stop in ranges(first_sentence, end_sentence):
             self._sentence_ends.append(store.sentence_ends(start, stop) + (self.tokens - first_token))
-        for start, stop in _ranges(first, last):
+        for start, stop in ranges(first, last):
             self._document_ends.append(store.document_ends(start, stop) + (self._sentences - first_sentence))
-        for start, stop in _ranges(first_token, end_token):
+        for start, stop in ranges(first_token, end_token):
             self._tokens.append(store.tokens.read(start, stop))
             for name, writer in self._pointers.items():
                 writer.append(store.pointers[name].read(start, stop))
@@ -156,7 +156,7 @@ class TextStoreWriter:
             writer.close()
 
 
-def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
+def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield (first, last + 1) of consecutive ranges of at most `COPIED_TOGETHER` numbers, to bound the memory."""
     return ((first, min(first + COPIED_TOGETHER, stop)) for first in range(start, stop, COPIED_TOGETHER))
 
