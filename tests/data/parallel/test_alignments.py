@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ag_jax.data import pipeline
-from ag_jax.data.parallel import alignments
+from ag_jax.data import pipeline, tokens
+from ag_jax.data.parallel import alignments, layout
 from ag_jax.data.parallel.alignments import AlignedPair
 from ag_jax.data.parallel.layout import Pairs
 from ag_jax.data.parallel.pairs import PairFiles
@@ -97,8 +97,10 @@ def test_a_pair_of_characters_that_the_tokenizer_drops_has_no_pointers():
     assert encoded.pointers["alignment"].tolist() == [ABSENT, 0]
 
 
-def test_batches_follow_the_pairs_through_filters_and_packing(config, corpus, folder, tmp_path):
+def test_batches_follow_the_pairs_through_filters_and_packing(config, corpus, folder, tmp_path, monkeypatch):
     """Which pairs are held out, left out and packed does not change, and each keeps its alignment."""
+    monkeypatch.setattr(tokens, "ENCODED_TOGETHER", 700)
+    monkeypatch.setattr(layout, "WRITTEN_TOGETHER", 10)
     texts, links = [("a dog", "una kato lo kato"), *pairs(folder), ("", "lo kato")], {}
     for source, target in texts:
         words, turn = (len(source.split()), len(target.split())), zlib.crc32(source.encode())
