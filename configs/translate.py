@@ -2,7 +2,8 @@
 
 Arms as in table 7 of Deshpande & Narasimhan 2020: plain attention (base), hard-coded Gaussian self-attention
 (hard_coded, You et al. 2020), and an encoder with one head guided to the next token and one to the previous token in
-every layer (ag).
+every layer (ag). With word alignments, two further arms guide a head of the attention to the source in every layer of
+the decoder towards the aligned source word (alignment, ag_alignment).
 
     ag-jax train --config=translate:source=train.en,target=train.de --workdir=runs/mine
     ag-jax translate --workdir=runs/mine --input=new.en --output=new.de
@@ -55,7 +56,9 @@ def get_config(
     validation_target: str = "",
     test_source: str = "",
     test_target: str = "",
-    arm: OneOf("base", "hard_coded", "ag") = "base",
+    alignments: str = "",
+    validation_alignments: str = "",
+    arm: OneOf(*translation.ARMS, *translation.ALIGNED_ARMS) = "base",
     size: OneOf("auto", *translation.SIZES) = "auto",
     steps: int = 0,
     alpha: int = 1,
@@ -73,7 +76,11 @@ def get_config(
     validation_target: their translations.
     test_source: texts whose translations `ag-jax evaluate` and `compare` score.
     test_target: their translations, the references.
-    arm: variant to train; `ag-jax compare` trains them all.
+    alignments: word alignments of the training pairs, a line for each, such as `0-0 1-2` (Pharaoh format); for the arms
+        alignment and ag_alignment.
+    validation_alignments: those of `validation_source`.
+    arm: variant to train; `ag-jax compare` trains base, hard_coded and ag or, with `alignments`, base, ag, alignment
+        and ag_alignment.
     size: size of the model and of its training; `auto` chooses by the number of training pairs.
     steps: number of updates; 0 takes that of the size, for so many pairs.
     alpha: coefficient of the guidance at the first step.
@@ -89,10 +96,6 @@ def get_config(
     )
     size = translation.size_for(pair_count) if size == "auto" else size
     translation.custom_size(config, size, pair_count, steps or None)
-    if arm == "hard_coded":
-        translation.hard_coded(config)
-    elif arm == "ag":
-        translation.guided(config, alpha=float(alpha))
-    config.comparison.arms = "base,hard_coded,ag"
+    translation.arms(config, arm, float(alpha), alignments, validation_alignments)
     config.comparison.seeds = tuple(range(seeds))
     return config

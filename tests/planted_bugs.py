@@ -311,6 +311,27 @@ BUGS = (
         "tests/data/parallel/test_batching.py",
     ),
     Bug(
+        "an alignment counts from the row of packed pairs, not from the text",
+        "ag_jax/data/parallel/batching.py",
+        "_starts(segments_BS, target_segments_BT) + pointers_BT",
+        "pointers_BT",
+        "tests/data/parallel/test_alignments.py",
+    ),
+    Bug(
+        "of the source words of a target word, the last one counts",
+        "ag_jax/data/parallel/alignments.py",
+        "for source, target in links), reverse=True)",
+        "for source, target in links))",
+        "tests/data/parallel/test_alignments.py",
+    ),
+    Bug(
+        "a pair without tokens leaves its pointers to the next pair",
+        "ag_jax/data/parallel/layout.py",
+        "            if all(found for found, _ in both)\n",
+        "",
+        "tests/data/parallel/test_alignments.py",
+    ),
+    Bug(
         "the prepared text without its null texts is taken for the text",
         "ag_jax/data/text/documents.py",
         '*(["skip_null"] if config.skip_null else []),',

@@ -418,6 +418,13 @@ def test_arms_of_table_7():
     assert len(searched) == 10 and set(arms) < set(searched)
     alphas = [parsed(TRANSLATION, f"arm={arm},alpha=7").guidance.alpha for arm in searched[2:]]
     assert alphas == [7.0] * 6 + [10.0, 100.0]
+    files = "alignments=a.links,validation_alignments=v.links"
+    aligned = parsed(TRANSLATION, files).comparison.arms.split(",")
+    guided = {arm: parsed(TRANSLATION, f"arm={arm},{files}").guidance for arm in aligned}
+    both = {arm: (of.mode == "loss" and of.heads, of.cross_heads) for arm, of in guided.items()}
+    heads, cross_heads = "next:1,prev:1", "alignment:1"
+    expected = (False, None), (heads, None), ("", cross_heads), (heads, cross_heads)
+    assert both == dict(zip(("base", "ag", "alignment", "ag_alignment"), expected, strict=True))
     with pytest.raises(ValueError, match="train.fr"):
         parsed(TRANSLATION, "dataset=multi30k,languages=en-fr")
 

@@ -68,7 +68,7 @@ def assign_heads(config: GuidanceConfig, heads: int, columns: Collection[str] = 
     """
     if config.mode == "none":
         return ()
-    if not config.heads:
+    if config.heads is None:
         # Not `round`, which rounds a half to the even number.
         guided = math.floor(config.fraction * heads + 0.5)
         if guided < 2:
@@ -78,7 +78,7 @@ def assign_heads(config: GuidanceConfig, heads: int, columns: Collection[str] = 
                 f"Next and one for Prev; use a fraction of at least {math.ceil(1500 / heads) / 1000}"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
-    return _parse_heads("guidance.heads", config.heads, heads, columns)
+    return _parse_heads("guidance.heads", config.heads, heads, columns) if config.heads else ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,8 @@ class GuidanceConfig:
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, previous_same (the last
         earlier position with the same token), after_previous_same (the position after it), custom ones, named as
-        `module.function`, and the columns of annotated text that `data.pointers` names, such as head.
+        `module.function`, and the columns of annotated text that `data.pointers` names, such as head. An empty text
+        guides no head of the encoder, only those of a decoder.
     layers: layers of the encoder whose heads are guided: `all`, `global` or `local` ones (without or with
         `model.window`), or numbers from 0 with commas, such as 0-5,8.
     decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
@@ -73,6 +74,12 @@ class GuidanceConfig:
         if self.mode == "bias" and self.layers != "all":
             raise ValueError(
                 f"guidance.layers={self.layers} needs guidance.mode=loss: mode=bias changes the scores of all layers"
+            )
+        in_decoder = self.mode == "loss" and (self.decoder_heads or self.cross_heads)
+        if self.mode != "none" and self.heads == "" and not in_decoder:
+            raise ValueError(
+                f"guidance.heads is empty, so that guidance.mode={self.mode} guides no head: name patterns, or set "
+                "guidance.mode=loss and guidance.decoder_heads or guidance.cross_heads"
             )
         if self.mode == "loss" and self.loss == "cross_entropy" and self.probabilities == "after_dropout":
             raise ValueError(

@@ -7,10 +7,14 @@ from typing import Annotated, Literal, get_args
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 LARGEST_LENGTH = 2**16  # tokens of a sequence
+LARGEST_ALIGNED = 2**15  # tokens of a row of source texts with alignments
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
 Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp", "parallel"]
 # Settings that only pairs of texts and translations have.
-PARALLEL_SETTINGS = ("target", "validation_target", "source_field", "target_field", "max_words_ratio", "max_tokens")
+PARALLEL_SETTINGS = (
+    *("target", "alignments", "validation_target", "validation_alignments"),
+    *("source_field", "target_field", "max_words_ratio", "max_tokens"),
+)
 # Settings that only texts without translations have: pairs are lines, which are neither masked nor cut into documents.
 TEXT_SETTINGS = (
     *("text_field", "masking", "skip_words", "max_words"),
@@ -142,6 +146,9 @@ class DataConfig:
         from, a line each.
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
+    alignments: with `format=parallel`, the word alignments of the pairs, as many files as `source` has, with a line for
+        each of its pairs: `0-0 1-2` for source word 0 with target word 0, and 1 with 2, of the words that white space
+        separates (Pharaoh format). Targets of the pattern `alignment` of `guidance.cross_heads`.
     text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).
     pointers: names of the annotations of `source` that are kept beside its tokens, such as head,antecedent. Each gives
         for a word the word that it points to. CoNLL-U files (`.conllu`) and JSON lines with a list of `words` are
@@ -167,6 +174,7 @@ class DataConfig:
     validation_source: text for validation; None holds out a part of `source`.
     validation_target: with `format=parallel`, the translations of `validation_source`; none if its records hold both
         sides.
+    validation_alignments: with `alignments` and `validation_source`, the word alignments of the pairs for validation.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
     validation_tokens: largest number of tokens, about, that are held out from each source; if `validation_fraction` of
         it has more, fewer documents are held out, evenly spread. Where this limit applies to fewer than 100 documents
@@ -198,6 +206,7 @@ class DataConfig:
 
     source: str = "sotu"
     target: str | None = None
+    alignments: str | None = None
     text_field: str = "text"
     pointers: tuple[Annotated[str, MinLen(1)], ...] = ()  # names, which commas separate
     pointer_tokens: Literal["first", "all"] = "first"
@@ -208,6 +217,7 @@ class DataConfig:
     target_field: str = "target"
     validation_source: str | None = None
     validation_target: str | None = None
+    validation_alignments: str | None = None
     validation_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
     validation_tokens: Annotated[int, Ge(1)] | None = 100_000_000
     validation_rows: Annotated[int, Ge(1)] | None = 16_384
@@ -255,7 +265,14 @@ class DataConfig:
 
     def _check_parallel(self) -> None:
         """Raise ValueError for sources that cannot hold pairs of texts, and for contradictory translation settings."""
-        for name in ("source", "target", "validation_source", "validation_target"):
+        for name in (
+            "source",
+            "target",
+            "alignments",
+            "validation_source",
+            "validation_target",
+            "validation_alignments",
+        ):
             text = getattr(self, name) or ""
             if text == "sotu" or text.startswith(("tfds:", "hf:", "babylm:")) or "://" in text:
                 raise ValueError(
@@ -267,9 +284,10 @@ class DataConfig:
                 f"data.validation_target={self.validation_target!r} has no source side: set data.validation_source, "
                 "too, or leave both at none to hold out a part of the training pairs"
             )
-        for name in ("target", "validation_source", "validation_target"):
+        for name in ("target", "alignments", "validation_source", "validation_target", "validation_alignments"):
             if getattr(self, name) == "":
                 raise ValueError(f"data.{name} is empty; give files, or set it to none")
+        self._check_alignments()
         fields = (self.source_field, self.target_field)
         if not all(fields) or fields[0] == fields[1]:
             raise ValueError(
@@ -287,6 +305,21 @@ class DataConfig:
             raise ValueError(
                 f"data.max_tokens={self.max_tokens} is more than a side of a row holds, "
                 f"data.sequence_length={self.sequence_length}: lower it, or raise data.sequence_length"
+            )
+
+    def _check_alignments(self) -> None:
+        """Raise ValueError for alignments of some pairs only, and for rows that are too long for them."""
+        needs = self.alignments is not None and self.validation_source is not None
+        if needs != (self.validation_alignments is not None):
+            raise ValueError(
+                f"data.alignments={self.alignments} and data.validation_alignments={self.validation_alignments}: "
+                "expected the alignments of the training pairs and, if there is a data.validation_source, of the pairs "
+                "for validation, too; set both or neither"
+            )
+        if self.alignments is not None and self.sequence_length > LARGEST_ALIGNED:
+            raise ValueError(
+                f"data.sequence_length={self.sequence_length} must be at most {LARGEST_ALIGNED:,} with "
+                "data.alignments, which number the tokens of a row with 16 bits"
             )
 
     @property

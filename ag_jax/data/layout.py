@@ -102,6 +102,7 @@ class Layout(Protocol):
 
     config: the settings of the data.
     sides: names of the sides of a row, such as source and target; an empty name for the only one.
+    pointers: names of the pointers that are kept beside the tokens (`Encoded.pointers`).
     without_tokens: name under which pieces without any token are counted; "" does not count them.
     """
 
@@ -110,6 +111,9 @@ class Layout(Protocol):
 
     @property
     def config(self) -> DataConfig: ...
+
+    @property
+    def pointers(self) -> tuple[str, ...]: ...
 
     def identity(self) -> list[Any]:
         """Return settings and versions of files that are equal only for the same pieces; made without reading text."""

@@ -129,7 +129,7 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
                 tokenizer.vocabulary_size,
                 has_pairs=has_pairs,
                 is_packed=config.pack,
-                pointers=config.pointers,
+                pointers=layout.pointers,
             )
             for side in layout.sides
         ]

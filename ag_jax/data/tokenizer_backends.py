@@ -52,6 +52,14 @@ class _Library:
         """Return the token ids of each target text of a translation, which is encoded like any other text."""
         return self.encode_batch(texts)
 
+    def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+        """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
+        raise NotImplementedError
+
+    def locate_targets(self, texts: Sequence[str]) -> list[Located]:
+        """Return what `locate_batch` does, for each target text of a translation."""
+        return self.locate_batch(texts)
+
 
 class HuggingFace(_Library):
     """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`.
@@ -368,10 +376,17 @@ class SentencePiecePair(_Library):
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each source text of a translation its token ids, and the start and end character of each token."""
+        return self._locate(self._source, texts)
+
+    def locate_targets(self, texts: Sequence[str]) -> list[Located]:
+        """Return for each target text of a translation its token ids, and the start and end character of each token."""
+        return self._locate(self._target, texts)
+
+    def _locate(self, processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[Located]:
         located: list[Located] = []
         for text in texts:
             code, rest = _without_language(text)
-            encoded = SentencePieceText.FromString(self._source.encode(rest, out_type="serialized_proto"))
+            encoded = SentencePieceText.FromString(processor.encode(rest, out_type="serialized_proto"))
             _, places = _located(rest, encoded)
             begin = len(text) - len(rest)
             ids = [self._id(piece) for piece in (*code, *(piece.piece for piece in encoded.pieces))]

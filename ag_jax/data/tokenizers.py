@@ -140,6 +140,10 @@ class Tokenizer:
         """
         return self._backend.locate_batch(texts)
 
+    def locate_targets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return what `locate_batch` does, for each target text of a translation (`encode_targets`)."""
+        return self._backend.locate_targets(texts)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids; special tokens are left out."""
         special = set(self.special_ids)

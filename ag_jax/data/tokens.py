@@ -150,7 +150,7 @@ def _write_part(
     text: Text, part: Part, directory: pathlib.Path, fraction: float, report: Callable[[int, int], None]
 ) -> tuple[int, int]:
     """Write the files of a part, of which `fraction` is held out; return (number of tokens, of held-out tokens)."""
-    names = pointers.of_words(text.layout.config.pointers)
+    names = pointers.of_words(text.layout.pointers)
     writer = TextStoreWriter(directory, text.tokenizer.vocabulary_size, names)
     numbers = ArrayWriter(directory / "numbers.bin", np.int64)
     decisions = ArrayWriter(directory / "held_out.bin", np.int8)
@@ -271,7 +271,7 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
     share = _held_out_share(config.validation_fraction, config.validation_tokens, parts)
-    names = pointers.of_words(config.pointers)
+    names = pointers.of_words(text.layout.pointers)
     writers = {name: TextStoreWriter(directory / name, vocabulary_size, names) for name in SPLITS}
     words = dict.fromkeys(SPLITS, 0)
     # Of the parts before: documents held out by `validation_fraction`, and those of them that `share` leaves held out.

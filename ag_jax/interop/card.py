@@ -36,7 +36,9 @@ _LEFT_OUT: tuple[str, ...] = (
     ),
     "training.wandb",
 )
-_SOURCES = ("data.source", "data.target", "data.validation_source", "data.validation_target")
+_SOURCES = tuple(
+    f"data.{part}{name}" for part in ("", "validation_") for name in ("source", "target", "alignments")
+)  # names of files, as far as they are no data sets
 _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTALL)
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon, and AdamW for embeddings, heads, biases and norms,"}
 

@@ -140,7 +140,8 @@ class Guided(Wrapper):
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the inner objective's model with guidance; return its outputs, with statistics of the guided heads."""
-        ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
+        if self.assignment:
+            ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
         if self.decoder_assignment:
             ports = dataclasses.replace(ports, decoder_guides=self.decoder_guides(batch))
         if self.cross_assignment:
@@ -156,8 +157,10 @@ class Guided(Wrapper):
         losses, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
-        segments_BL = encoder.rows(batch)["segment_ids"]
-        total = self._encoder_loss(metrics, outputs.statistics, self.guides(batch), segments_BL)
+        total = jnp.float32(0)
+        if self.assignment:
+            segments_BL = encoder.rows(batch)["segment_ids"]
+            total += self._encoder_loss(metrics, outputs.statistics, self.guides(batch), segments_BL)
         if self.decoder_assignment:
             total += self._add_masses(
                 metrics,

@@ -18,6 +18,12 @@ Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_
 Files = tuple[str, str]  # files or globs of texts, and of their translations
 
 DATASETS = ("multi30k", "iwslt16", "iwslt14", "wmt14")
+ARMS = ("base", "hard_coded", "ag")  # table 7 of Deshpande & Narasimhan 2020
+# Arms that need word alignments, with the arguments of `guided`.
+ALIGNED_ARMS = {
+    "alignment": {"heads": "", "cross_heads": "alignment:1"},
+    "ag_alignment": {"cross_heads": "alignment:1"},
+}
 
 
 def transformer(config: Config, *, layers: int, heads: int, width: int, feedforward: int, dropout: float) -> None:
@@ -305,19 +311,42 @@ def hard_coded(config: Config) -> None:
     config.decoder.fixed_attention.offsets = (-1, 0)
 
 
-def guided(config: Config, heads: str = "next:1,prev:1", decoder_heads: str | None = None, alpha: float = 1.0) -> None:
-    """Guide encoder heads to the patterns `heads`, and decoder heads to `decoder_heads`; None leaves them unguided.
+def arms(
+    config: Config, arm: str, alpha: float, alignments: str = "", validation_alignments: str = "", **heads: str
+) -> None:
+    """Set a config to an arm, of `ARMS` or `ALIGNED_ARMS`, and name the arms that `ag-jax compare` trains.
+
+    alpha: coefficient of the guidance at the first step.
+    alignments, validation_alignments: files with the word alignments of the pairs (`data.alignments`), empty if there
+        are none. The arms to compare are then with and without guidance of the encoder (`ag`), and with and without
+        guidance of a cross-attention head of every layer towards the aligned source word (`alignment`).
+    heads: arguments of `guided` in which another arm differs from `ag`.
+    """
+    config.data.update(alignments=alignments or None, validation_alignments=validation_alignments or None)
+    config.comparison.arms = ",".join(("base", "ag", *ALIGNED_ARMS) if alignments else ARMS)
+    if arm == "hard_coded":
+        hard_coded(config)
+    elif arm != "base":
+        guided(config, alpha=alpha, **ALIGNED_ARMS.get(arm, heads))
+
+
+def guided(
+    config: Config,
+    heads: str = "next:1,prev:1",
+    decoder_heads: str | None = None,
+    cross_heads: str | None = None,
+    alpha: float = 1.0,
+) -> None:
+    """Guide encoder heads to the patterns `heads`, and decoder heads to the others; None leaves them unguided.
 
     By default, encoder heads attend to the next and the previous token (Deshpande & Narasimhan 2020, section 5.5).
 
-    heads, decoder_heads: counts of heads for each pattern (`guidance.heads`, `guidance.decoder_heads`).
+    heads, decoder_heads, cross_heads: counts of heads for each pattern, as in the settings of the section guidance.
     alpha: coefficient at the first step. The paper gives none; of 1, 10 and 100, 1 gives the lowest validation NLL on
         Multi30k with the settings of `small` (one seed, benchmarks/results/table7_multi30k_alpha.json); it is lower
         than without guidance with three seeds (table7_multi30k_alpha_1.json).
     """
-    config.guidance.update(mode="loss", heads=heads, alpha=alpha)
-    if decoder_heads:
-        config.guidance.decoder_heads = decoder_heads
+    config.guidance.update(mode="loss", heads=heads, decoder_heads=decoder_heads, cross_heads=cross_heads, alpha=alpha)
 
 
 def continue_from(config: Config, directory: str) -> None:

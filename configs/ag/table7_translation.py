@@ -39,7 +39,6 @@ in the report.
 from ag_jax.recipes import translation
 from ag_jax.settings.config_files import OneOf, Scale
 
-ARMS = ("base", "hard_coded", "ag")
 # Arms of the search, with the arguments of `translation.guided` in which they differ from `ag`.
 SEARCHED = {
     "ag_first": {"heads": "next:1,prev:1,first:1"},
@@ -57,10 +56,12 @@ def get_config(
     data: str,
     dataset: OneOf("iwslt16", "wmt14", "multi30k", "iwslt14") = "iwslt16",
     languages: str = "en-de",
-    arm: OneOf(*ARMS, *SEARCHED) = ARMS[0],
+    arm: OneOf(*translation.ARMS, *translation.ALIGNED_ARMS, *SEARCHED) = "base",
     scale: Scale = "paper",
     alpha: int = 1,
     search: bool = False,
+    alignments: str = "",
+    validation_alignments: str = "",
     seeds: int = 3,
 ):
     """Return the config.
@@ -68,10 +69,13 @@ def get_config(
     data: folder with the files of the corpus, as its archives name them.
     dataset: the corpus.
     languages: the languages to translate from and to, as file names have them.
-    arm: variant to train; `ag-jax compare` trains them all.
+    arm: variant to train; `ag-jax compare` trains base, hard_coded and ag or, with `alignments`, base, ag, alignment
+        and ag_alignment.
     scale: `paper` as published (multi30k: a tiny Transformer for that corpus), or `small` for 2 CPU cores.
     alpha: coefficient of the guidance at the first step.
     search: whether `ag-jax compare` also trains the arms of the search over patterns and alpha.
+    alignments: word alignments of the training pairs, a line for each, such as `0-0 1-2` (Pharaoh format).
+    validation_alignments: those of the pairs for validation.
     seeds: number of seeds.
     """
     config = translation.default(f"Translation with guided attention: {dataset}")
@@ -79,12 +83,11 @@ def get_config(
     source, target = translation.languages(languages)
     folder = translation.folder_of(dataset, data)
     translation.corpus(config, dataset, folder, source, target)
-    if arm == "hard_coded":
-        translation.hard_coded(config)
-    elif arm != "base":
-        translation.guided(config, **{"alpha": float(alpha), **SEARCHED.get(arm, {})})
+    chosen = {"alpha": float(alpha), **SEARCHED.get(arm, {})}
+    translation.arms(config, arm, alignments=alignments, validation_alignments=validation_alignments, **chosen)
     if source == "en":
         config.inspection.sentence = "A brown dog runs through the snow with a red ball."
-    config.comparison.arms = ",".join([*ARMS, *(SEARCHED if search else ())])
+    if search:
+        config.comparison.arms = ",".join([config.comparison.arms, *SEARCHED])
     config.comparison.seeds = tuple(range(seeds))
     return config

@@ -33,6 +33,12 @@ def parallel(**changes) -> DataConfig:
         (parallel, {"target": ""}, "data.target"),
         (parallel, {"validation_source": ""}, "data.validation_source"),
         (parallel, {"validation_target": "v.de"}, "data.validation_source"),
+        (DataConfig, {"alignments": "a.links"}, "data.alignments"),
+        (parallel, {"alignments": "a.links", "validation_source": "v.tsv"}, "data.validation_alignments"),
+        (parallel, {"validation_source": "v.tsv", "validation_alignments": "v.links"}, "data.alignments"),
+        (parallel, {"alignments": "a.links", "validation_alignments": "v.links"}, "data.validation_source"),
+        (parallel, {"alignments": "s3://b/a.links"}, "data.alignments"),
+        (parallel, {"alignments": "a.links", "sequence_length": 2**15 + 1}, "data.sequence_length"),
         (parallel, {"text_field": "body"}, "data.text_field"),
         (parallel, {"pointers": ("head",)}, "data.pointers"),
         *(

@@ -407,7 +407,7 @@ def test_each_language_has_its_model(marian):
         pieces = [model.encode(sample, out_type=str) for model in models]
         source, target = ([vocabulary.get(piece, vocabulary["<unk>"]) for piece in of] for of in pieces)
         assert tokenizer.encode(sample) == tokenizer.encode_batch([sample])[0] == source
-        assert tokenizer.encode_targets([sample]) == [target]
+        assert tokenizer.encode_targets([sample]) == [target] == [tokenizer.locate_targets([sample])[0][0]]
         if vocabulary["<unk>"] not in target:
             assert tokenizer.decode([*target, vocabulary["</s>"]]) == models[1].decode(pieces[1])
     assert tokenizer.encode_batch([]) == tokenizer.encode_targets([]) == tokenizer.locate_batch([]) == []

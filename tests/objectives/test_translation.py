@@ -8,6 +8,7 @@ import pytest
 from scipy import special as functions
 
 from ag_jax.attention import guidance
+from ag_jax.attention.assignment import assign_cross_heads, assign_heads
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig
@@ -22,7 +23,7 @@ STEP = jnp.int32(5)
 MODEL = small.model()
 ENCODER = (("next", 1), ("period", 2))
 DECODER = (("prev", 1), ("first", 1), ("period", 1))
-CROSS = (("first", 1), ("diagonal", 2))
+CROSS = (("first", 1), ("diagonal", 1), ("alignment", 1))
 TOKENS = sum(target for _, target in small.LENGTHS)
 
 
@@ -57,6 +58,21 @@ def check_loss(totals, metrics, pairs):
     np.testing.assert_allclose(metrics["accuracy"], (right, TOKENS))
 
 
+def aligned(p, source):
+    """The source token, as a list, to which position p of a target points, with `source` tokens; [] for none."""
+    return [(5 * p + 2) % source] if p % 3 else []
+
+
+def with_alignment(batch):
+    """A batch with the columns of `aligned`."""
+    columns = np.full(batch["target_tokens"].shape, -1, np.int16)
+    for row, sources, targets in small.texts(batch):
+        for p, label in enumerate(targets):
+            for token in aligned(p, len(sources)):
+                columns[row, label] = sources[token]
+    return batch | {"alignment": columns}
+
+
 def guidance_of(pairs):
     """L_AG over all three kinds of attention, and the masses on targets of the decoder's two, by loops."""
     loss, masses = 0.0, {}
@@ -72,7 +88,12 @@ def guidance_of(pairs):
             for name, count in assignment:
                 mass, number = masses.get(f"mass/{kind}/{name}", (0.0, 0))
                 for p in range(len(target)):
-                    seen, wanted = reference.decoder_columns(name, p, len(target), keys, kind == "decoder")
+                    if name == "alignment":
+                        seen, wanted = [], aligned(p, len(source))
+                    else:
+                        seen, wanted = reference.decoder_columns(name, p, len(target), keys, kind == "decoder")
+                    if not wanted and not seen:
+                        continue  # a row without a pointer never counts
                     P_K = np.zeros(len(keys))
                     P_K[wanted or seen] = 1 / len(wanted or seen)
                     H_NHK = weights[kind][:, head : head + count, p]
@@ -97,7 +118,7 @@ def test_an_attack_on_the_encoder_beside_guidance_of_all_three_kinds(params, pai
     weights = {"translation": TOKENS, "ag": len(pairs), "asa": TOKENS, "penalty": len(pairs)}
     assert {term: float(value) for term, value in objective.normalizers(small.packed()).items()} == weights
     params |= nn.unbox(adversarial.init(AdversarialConfig("asa", asa=attack), MODEL.config, jax.random.key(3)))
-    loss, metrics, gradient = perturbed.trained(objective, params, small.packed())
+    loss, metrics, gradient = perturbed.trained(objective, params, with_alignment(small.packed()))
     check_loss({"translation": metrics["translation_loss"][0]}, metrics, pairs)
     ag, masses = guidance_of(pairs)
     divided = {name: total / weight for name, (total, weight) in metrics.items() if name.endswith(("loss", "units"))}
@@ -112,8 +133,28 @@ def test_an_attack_on_the_encoder_beside_guidance_of_all_three_kinds(params, pai
     assert metrics["asa_loss"][0] > 0.01 and 0.1 < metrics["masked"][0] / metrics["masked"][1] < 0.9
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient["adversary"]))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    loss, _, gradient = perturbed.trained(objective, params, jax.tree.map(np.zeros_like, small.packed()))
+    loss, _, gradient = perturbed.trained(
+        objective, params, jax.tree.map(np.zeros_like, with_alignment(small.packed()))
+    )
     assert loss == 0 and not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_cross_attention_alone_is_guided(params):
+    """Nothing of the encoder is in the metrics, and no head of it collects statistics."""
+    config = GuidanceConfig("loss", heads="", cross_heads="alignment:1")
+    counts = assign_heads(config, 3), (), assign_cross_heads(config, 3)
+    guided = Guided(Translation(MODEL), config, counts[0], 3, tiny.SPECIAL, lambda step: 1.0, *counts[1:])
+    outputs, (_, metrics) = jax.eval_shape(
+        lambda batch: (
+            outputs := guided.forward(params, batch, perturbed.RNGS, STEP),
+            guided.terms(outputs, batch),
+        ),
+        with_alignment(small.packed()),
+    )
+    assert outputs.statistics is None and [name for name in metrics if "mass" in name] == ["mass/cross/alignment"]
+    for mode, heads in (("loss", {}), ("bias", {"cross_heads": "alignment:1"})):
+        with pytest.raises(ValueError, match="guidance.heads is empty"):
+            GuidanceConfig(mode, heads="", **heads)
 
 
 def test_smoothing_over_the_other_words_or_all():

@@ -29,10 +29,11 @@ from ag_jax.data import store
 from ag_jax.data.checksums import CheckedArray, Entry, KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Part, Piece, parts_of
-from ag_jax.data.parallel import pairs
+from ag_jax.data.parallel import alignments, pairs
+from ag_jax.data.parallel.alignments import AlignedPair
 from ag_jax.data.parallel.pairs import Pair
 from ag_jax.data.records import formats
-from ag_jax.data.store import WRITTEN_TOGETHER, Block, Row, Rows, TextStore
+from ag_jax.data.store import ABSENT, WRITTEN_TOGETHER, Block, Row, Rows, TextStore
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
 WITHOUT_TEXT, UNEQUAL, TOO_LONG = REASONS = ("without text", "of unequal lengths", "too long")
@@ -72,6 +73,11 @@ class Pairs:
     sides: ClassVar[tuple[str, ...]] = ("source", "target")
     without_tokens: ClassVar[str] = WITHOUT_TEXT
 
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """With `data.alignments` the name `alignment`: of target tokens, the number of a token of the source text."""
+        return ("alignment",) if self.config.alignments else ()
+
     def identity(self) -> list[Any]:
         """Return settings and versions of files that are equal only for the same pieces; made without reading text."""
         validation = pairs.validation(self.config)
@@ -94,7 +100,7 @@ class Pairs:
         for part in self.parts():
             if part.held_out != 1:
                 pieces = self.read(part, Counter(), self.config.validation_fraction)
-                yield from (piece.texts for piece in pieces if not piece.held_out)
+                yield from (piece.texts[: len(self.sides)] for piece in pieces if not piece.held_out)
 
     def parts(self) -> list[Part]:
         """Return the parts of the corpus: consecutive files, those for validation last."""
@@ -121,19 +127,28 @@ class Pairs:
     @staticmethod
     def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]]) -> Encoded:
         """Return the token ids of several pairs, each as a document of two sentences."""
-        sides = zip(
-            tokenizer.encode_batch([source for source, _ in texts]),
-            tokenizer.encode_targets([target for _, target in texts]),
-            strict=True,
-        )
+        sources, targets, *alignment = zip(*texts, strict=True)
+        located: list[Any] = []
+        sides: Iterable[tuple[list[int], ...]]
+        if alignment:
+            located = list(zip(tokenizer.locate_batch(sources), tokenizer.locate_targets(targets), strict=True))
+            sides = (tuple(ids for ids, _ in both) for both in located)
+        else:
+            sides = zip(tokenizer.encode_batch(sources), tokenizer.encode_targets(targets), strict=True)
         # A text of characters that the tokenizer drops, such as a zero-width space, has no token.
         encoded = [both if all(both) else () for both in sides]
         ids = [side for both in encoded for side in both]
+        pointers = [
+            alignments.source_tokens(AlignedPair(*pair), *(places for _, places in both))
+            for pair, both in zip(texts, located, strict=False)
+            if all(found for found, _ in both)
+        ]
         return Encoded(
             store.joined(ids, tokenizer.vocabulary_size),
             np.array([len(side) for side in ids], np.int64),
             np.array([len(both) for both in encoded], np.int64),
-            np.array([len(source.split()) for source, _ in texts], np.int64),
+            np.array([len(source.split()) for source in sources], np.int64),
+            {"alignment": np.concatenate(pointers)} if pointers else {},
         )
 
     def rows(
@@ -149,12 +164,13 @@ class Pairs:
         count = 2 * len(texts)
         for first in range(0, count, 2 * WRITTEN_TOGETHER):
             both = texts.sentences(first, min(first + 2 * WRITTEN_TOGETHER, count))
-            for source, target in zip(both[::2], both[1::2], strict=True):
-                if max(len(source), len(target)) + 1 > longest:
+            sides = _ended(both, texts, texts.token_index(first), end)
+            for source, target in zip(sides, sides, strict=True):
+                if max(len(source.tokens), len(target.tokens)) > longest:
                     facts["left_out"][f"{split} pairs {TOO_LONG}"] += 1
                     facts["documents"][split] -= 1
                 else:
-                    yield Row(np.append(source, end)), Row(np.append(target, end))
+                    yield source, target
 
     @staticmethod
     def open(directory: pathlib.Path, entry: Entry | None = None) -> PairRows:
@@ -162,12 +178,21 @@ class Pairs:
         return PairRows(directory, entry)
 
 
-def _is_held_out(pair: Pair, fraction: float) -> bool:
+def _ended(sentences: Sequence[np.ndarray], texts: TextStore, begin: int, end: int) -> Iterator[Row]:
+    """Yield consecutive sentences with the end token, and their pointers, as rows; `begin` is their first token."""
+    ends = np.cumsum([len(sentence) for sentence in sentences])
+    stored = [pointers.read(begin, begin + int(ends[-1])) for pointers in texts.pointers.values()]
+    for sentence, *pointers in zip(sentences, *(np.split(of_name, ends[:-1]) for of_name in stored), strict=True):
+        of_end = [np.append(of_name, np.int16(ABSENT)) for of_name in pointers]
+        yield Row(np.append(sentence, end), pointers=np.stack(of_end) if of_end else None)
+
+
+def _is_held_out(pair: Pair | AlignedPair, fraction: float) -> bool:
     return zlib.crc32(pair.source.encode()) < fraction * 2**32
 
 
-def _left_out(pair: Pair, max_words_ratio: float | None) -> str:
-    fewer, more = sorted(len(side.split()) for side in pair)
+def _left_out(pair: Pair | AlignedPair, max_words_ratio: float | None) -> str:
+    fewer, more = sorted(len(side.split()) for side in (pair.source, pair.target))
     if not fewer:
         return WITHOUT_TEXT
     if max_words_ratio is not None and more > max_words_ratio * fewer:

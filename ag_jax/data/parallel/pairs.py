@@ -8,7 +8,7 @@
                         .tsv has the names of the columns; without these names in it, a .tsv must have two columns,
                         source and target. Quotes have no meaning in it
 
-All may be compressed, as in train.en.gz.
+All may be compressed, as in train.en.gz. `alignments.py` describes files with the word alignments of the pairs.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ag_jax.data import local
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
-from ag_jax.data.parallel import globs, sides, tokenised
+from ag_jax.data.parallel import alignments, globs, sides, tokenised
 from ag_jax.data.records import files, formats, sources
 from ag_jax.data.records.files import watched
 from ag_jax.data.records.units import Unit
@@ -57,12 +57,16 @@ class LinesOfTest(NamedTuple):
 class PairFiles:
     """The files of a parallel corpus; iteration yields pairs of text and translation, always in the same order.
 
+    With `alignments`, it yields `alignments.AlignedPair`s.
+
     source: files or globs, with commas between several.
     target: the files of the translations; None if the records of `source` have both sides.
     source_field, target_field: fields or columns of the sides, if `target` is None.
     skip_null: whether records are left out of which a side is null or missing; otherwise they are an error.
     setting: name of the setting with `source`, for error messages.
     target_setting: name of the setting with `target`, for error messages.
+    alignments: as many files as `source` has, each with the word alignments of its pairs; None for none.
+    alignments_setting: name of the setting with `alignments`, for error messages.
 
     Iteration raises FileNotFoundError for a path that does not exist, and ValueError for files that are damaged or are
     not translations of one another.
@@ -75,19 +79,31 @@ class PairFiles:
     setting: str = "data.source"
     target_setting: str = "data.target"
     skip_null: bool = DataConfig.skip_null
+    alignments: str | None = None
+    alignments_setting: str = "data.alignments"
 
-    def __iter__(self) -> Iterator[Pair]:
+    def __iter__(self) -> Iterator[Any]:
         units = (formats.without_nulls(unit.read(""), self.skip_null) for unit in self.units())
         return interruption.checked(itertools.chain.from_iterable(units))
 
     def units(self) -> list[Unit]:
         """Return the files, or source files with their target files, each with a function that yields its pairs."""
         if self.target is None:
-            return [
+            units = [
                 Unit(file, file.stat().st_size, functools.partial(self._read, file), watched(file))
                 for file in _paths(self.source, self.setting)
             ]
-        return [_unit(*both) for both in self._aligned_files(self.target)]
+        else:
+            units = [_unit(*both) for both in self._aligned_files(self.target)]
+        if self.alignments is None:
+            return units
+        paths = _paths(self.alignments, self.alignments_setting)
+        if len(paths) != len(units):
+            raise ValueError(
+                f"{self.alignments_setting} has {len(paths)} files ({files.listed(paths)}) and {self.setting} has "
+                f"{len(units)}: expected as many, each with the alignments of its counterpart; name them all"
+            )
+        return list(map(alignments.aligned, units, paths))
 
     def _read(self, file: pathlib.Path, _: str) -> Iterator[Pair | formats.NullText]:
         return _records(file, self)
@@ -136,8 +152,13 @@ class PairFiles:
         return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._settings().items()}
 
     def _settings(self) -> dict[str, str]:
-        """Return {setting name: its files or globs} for the source and, if it has files of its own, the target."""
-        return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
+        """Return {setting name: its files or globs} for the source and, if they are set, target and alignments."""
+        settings = {
+            self.setting: self.source,
+            self.target_setting: self.target,
+            self.alignments_setting: self.alignments,
+        }
+        return {setting: value for setting, value in settings.items() if value}
 
     def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
         """Return (source file, target file) pairs: the n-th file of `self.source` with the n-th file of `target`.
@@ -158,7 +179,7 @@ class PairFiles:
                     f"{source} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
                     f"translation; if its records have both, set {self.target_setting}=none"
                 )
-        globs.check_names(self._settings(), aligned)
+        globs.check_names({self.setting: self.source, self.target_setting: target}, aligned)
         return aligned
 
 
@@ -171,7 +192,7 @@ def _unit(source: pathlib.Path, target: pathlib.Path) -> Unit:
 def training(config: DataConfig) -> PairFiles:
     """Return the files of the training pairs."""
     fields = config.source_field, config.target_field
-    return PairFiles(config.source, config.target, *fields, skip_null=config.skip_null)
+    return PairFiles(config.source, config.target, *fields, skip_null=config.skip_null, alignments=config.alignments)
 
 
 def validation(config: DataConfig) -> PairFiles | None:
@@ -186,6 +207,8 @@ def validation(config: DataConfig) -> PairFiles | None:
         "data.validation_source",
         "data.validation_target",
         config.skip_null,
+        config.validation_alignments,
+        "data.validation_alignments",
     )
 
 

@@ -40,6 +40,11 @@ class Documents:
     sides: ClassVar[tuple[str, ...]] = ("",)
     without_tokens: ClassVar[str] = ""  # a text without tokens is no document
 
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """The names of the pointers that are kept beside the tokens."""
+        return self.config.pointers
+
     def identity(self) -> list[Any]:
         """Return settings and versions of files that are equal only for the same pieces; made without reading text."""
         config = self.config
