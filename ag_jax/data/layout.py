@@ -7,7 +7,7 @@ of texts with their translations.
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -85,12 +85,16 @@ class Encoded(NamedTuple):
     lengths: number of tokens of each sentence, at least one.
     sentences: number of sentences of each piece; 0 for a piece that has no token and is left out.
     words: number of words of each piece, separated by white space.
+    pointers: by name, the offset from each token to the one that it points to, int16, as `TextStore` has them.
+    left_out: numbers of pointers that are left out, with their names.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     sentences: np.ndarray
     words: np.ndarray
+    pointers: Mapping[str, np.ndarray] | None = None
+    left_out: Mapping[str, int] | None = None
 
 
 class Layout(Protocol):

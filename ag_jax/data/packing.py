@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ag_jax.data.store import Row
+from ag_jax.data.store import Row, joined_pointers
 
 OPEN_ROWS = 256
 Sides = Sequence[Row]
@@ -63,4 +63,5 @@ def pack(texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_
 def _joined(texts: Sequence[Row]) -> Row:
     """Return one row that holds the texts one after the other."""
     lengths = [len(text.tokens) for text in texts]
-    return Row(np.concatenate([text.tokens for text in texts]), text_starts=np.cumsum([0, *lengths[:-1]]))
+    pointers = joined_pointers([text.pointers for text in texts])
+    return Row(np.concatenate([text.tokens for text in texts]), 0, False, np.cumsum([0, *lengths[:-1]]), pointers)

@@ -53,8 +53,11 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
     layouts = _layouts(config, cache)
     tokenizer = prepare_tokenizer(config, quiet=quiet)
     texts = [Text.of(layout, tokenizer) for layout in layouts]
+    missing = [text for text in texts if not _has_tokens(text, cache)]
+    if config.pointers and missing:
+        documents.check_pointers(config)
     # The parts of all sources, before any is put together, so that other processes have something to do.
-    tokens.tokenise([text for text in texts if not _has_tokens(text, cache)], cache, say)
+    tokens.tokenise(missing, cache, say)
     entries = [_rows(text, cache, say) for text in texts]
     if cache.remote is not None and not config.is_parallel:
         documents.remember(config, cache)
@@ -121,7 +124,13 @@ def _write_rows(text: Text, stored: pathlib.Path, directory: pathlib.Path, say: 
     has_pairs = config.format in PAIR_FORMATS
     for split in SPLITS:
         writers = [
-            RowsWriter(directory / split / side, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
+            RowsWriter(
+                directory / split / side,
+                tokenizer.vocabulary_size,
+                has_pairs=has_pairs,
+                is_packed=config.pack,
+                pointers=config.pointers,
+            )
             for side in layout.sides
         ]
         if has_pairs and len(TextStore(stored / split)) == 1:

@@ -1,6 +1,11 @@
 """Store token ids on disk: sentences in documents (`TextStore`) and the rows that are made of them (`Rows`).
 
 Both are written as a stream, so a corpus may be larger than the memory.
+
+Beside the tokens may be pointers (`data.pointers`): for each name a file `pointers-NAME.bin` with as many numbers as
+there are tokens, int16: the offset from a token to the one that it points to, `ABSENT` if it has none.
+
+Shape letters: B batch, L length, P names of pointers, T tokens.
 """
 
 import itertools
@@ -8,7 +13,7 @@ import json
 import os
 import pathlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +24,7 @@ WRITE_BUFFER = 2**20  # bytes
 COUNTED_TOGETHER = 2**22  # tokens
 COPIED_TOGETHER = 2**20  # numbers
 WRITTEN_TOGETHER = 1024  # rows
+ABSENT = -(2**15)  # in place of the offset of a token without a pointer
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
@@ -69,11 +75,11 @@ class ArrayFile:
         size = self.dtype.itemsize
         if self._check:
             self._check.check(slice(start * size, stop * size))
-        offset, end, pieces = start * size, stop * size, list[bytes]()
-        while offset < end and (piece := os.pread(self._file, end - offset, offset)):  # at most 2 GiB in one call
-            pieces.append(piece)
-            offset += len(piece)
-        return np.frombuffer(b"".join(pieces), self.dtype)
+        offset, count = start * size, (stop - start) * size
+        content = os.pread(self._file, count, offset)
+        while len(content) < count and (more := os.pread(self._file, count - len(content), offset + len(content))):
+            content += more  # one call reads at most 2 GiB
+        return np.frombuffer(content, self.dtype)
 
 
 def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) -> np.ndarray | CheckedArray:
@@ -85,25 +91,45 @@ def _map(path: pathlib.Path, dtype: np.dtype | type, check: CheckedFile | None) 
     return CheckedArray(mapped, check) if check else mapped
 
 
-class TextStoreWriter:
-    """Writer of a tokenised text into a directory, in the files that `TextStore` opens."""
+def _pointers_file(directory: pathlib.Path, name: str) -> pathlib.Path:
+    """Return the file with the pointers of a name, in the directory of a text or of rows."""
+    return directory / f"pointers-{name}.bin"
 
-    def __init__(self, directory: pathlib.Path, vocabulary_size: int):
+
+def _pointers_meta(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return what the JSON file of a directory has about its pointers; nothing if there are none."""
+    return {"pointers": list(names)} if names else {}
+
+
+class TextStoreWriter:
+    """Writer of a tokenised text, perhaps with pointers, into a directory, in the files that `TextStore` opens."""
+
+    def __init__(self, directory: pathlib.Path, vocabulary_size: int, pointers: Sequence[str] = ()):
         dtype = token_dtype(vocabulary_size)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "store.json").write_text(json.dumps({"tokens": dtype.name}))
+        (directory / "store.json").write_text(json.dumps({"tokens": dtype.name, **_pointers_meta(pointers)}))
+        self._pointers = {name: ArrayWriter(_pointers_file(directory, name), np.int16) for name in pointers}
         self._tokens = ArrayWriter(directory / "tokens.bin", dtype)
         self._sentence_ends = ArrayWriter(directory / "sentence_ends.bin", np.int64)
         self._document_ends = ArrayWriter(directory / "document_ends.bin", np.int64)
         self.tokens = self._sentences = 0
 
-    def append(self, tokens: np.ndarray, lengths: np.ndarray, sentences: np.ndarray) -> None:
+    def append(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        sentences: np.ndarray,
+        pointers: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Add documents.
 
         tokens: token ids of all their sentences, one after the other.
         lengths: number of tokens of each sentence, at least one.
         sentences: number of sentences of each document, at least one.
+        pointers: offsets of all tokens, by name; names that are missing have no pointers in these documents.
         """
+        for name, writer in self._pointers.items():
+            writer.append((pointers or {}).get(name, np.full(len(tokens), ABSENT, np.int16)))
         self._tokens.append(tokens)
         self._sentence_ends.append(self.tokens + np.cumsum(lengths))
         self._document_ends.append(self._sentences + np.cumsum(sentences))
@@ -113,32 +139,50 @@ class TextStoreWriter:
         """Add documents `first` to `last` - 1 of another store with the same type of tokens."""
         first_sentence, end_sentence = store.bounds(first)[0], store.bounds(last - 1)[1]
         first_token, end_token = store.token_index(first_sentence), store.token_index(end_sentence)
-        for start, stop in _ranges(first_sentence, end_sentence):
+        for start, stop in ranges(first_sentence, end_sentence):
             self._sentence_ends.append(store.sentence_ends(start, stop) + (self.tokens - first_token))
-        for start, stop in _ranges(first, last):
+        for start, stop in ranges(first, last):
             self._document_ends.append(store.document_ends(start, stop) + (self._sentences - first_sentence))
-        for start, stop in _ranges(first_token, end_token):
+        for start, stop in ranges(first_token, end_token):
             self._tokens.append(store.tokens.read(start, stop))
+            for name, writer in self._pointers.items():
+                writer.append(store.pointers[name].read(start, stop))
         self.tokens += end_token - first_token
         self._sentences += end_sentence - first_sentence
 
     def close(self) -> None:
         """Finish and close the files."""
-        for writer in (self._tokens, self._sentence_ends, self._document_ends):
+        for writer in (self._tokens, self._sentence_ends, self._document_ends, *self._pointers.values()):
             writer.close()
 
 
-def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
+def ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield (first, last + 1) of consecutive ranges of at most `COPIED_TOGETHER` numbers, to bound the memory."""
     return ((first, min(first + COPIED_TOGETHER, stop)) for first in range(start, stop, COPIED_TOGETHER))
 
 
+def add_pointers(directory: pathlib.Path, name: str, offsets: Iterable[np.ndarray]) -> None:
+    """Add pointers to a stored text: the offsets of all of its tokens, in pieces."""
+    writer = ArrayWriter(_pointers_file(directory, name), np.int16)
+    for piece in offsets:
+        writer.append(piece)
+    writer.close()
+    meta = json.loads((directory / "store.json").read_text())
+    (directory / "store.json").write_text(json.dumps({**meta, **_pointers_meta([*meta["pointers"], name])}))
+
+
 class TextStore:
-    """Token ids of a text, with the ends of its sentences and documents; opened from a directory."""
+    """Token ids of a text, with the ends of its sentences and documents; opened from a directory.
+
+    tokens: token ids.
+    pointers: offsets of all tokens, by name.
+    """
 
     def __init__(self, directory: pathlib.Path):
         meta = json.loads((directory / "store.json").read_text())
         self.tokens = ArrayFile(directory / "tokens.bin", meta["tokens"])
+        names = meta.get("pointers", [])
+        self.pointers = {name: ArrayFile(_pointers_file(directory, name), np.int16) for name in names}
         self._sentence_ends = ArrayFile(directory / "sentence_ends.bin", np.int64)
         self._document_ends = _map(directory / "document_ends.bin", np.int64, None)
 
@@ -198,6 +242,7 @@ class Rows:
     is_random_next: with pairs, whether the second segment is a random one.
     is_packed: whether several texts may share a row.
     text_starts: in packed rows, index in `tokens` at which each text begins.
+    pointers: for each name, the offset of every token, `ABSENT` without a pointer.
 
     With the `entry` of the cache for the directory, files that were too large to be checked when the entry was opened
     are checked as they are read.
@@ -221,6 +266,7 @@ class Rows:
             self.is_random_next = array("is_random_next", np.int8)
         if self.is_packed:
             self.text_starts = array("text_starts", np.int64)
+        self.pointers = {name: array(f"pointers-{name}", np.int16) for name in meta.get("pointers", [])}
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -240,12 +286,24 @@ class Rows:
         length: number L of positions; shorter rows are padded on the right.
         pad: token id of the padding.
         """
-        start_B, end_B = self._bounds(row_B)
-        lengths_B = end_B - start_B
-        position_L = np.arange(length)
-        inside_BL = position_L < lengths_B[:, None]
-        index_BL = np.minimum(start_B[:, None] + position_L, len(self.tokens) - 1)
+        index_BL, inside_BL, lengths_B = self._places(row_B, length)
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
+
+    def gather_pointers(self, row_B: np.ndarray, length: int) -> np.ndarray:
+        """Return the pointers of rows, int16 `BPL` (batch, names, length), `ABSENT` on padding."""
+        index_BL, inside_BL, _ = self._places(row_B, length)
+        offsets = [np.where(inside_BL, of_name[index_BL], ABSENT) for of_name in self.pointers.values()]
+        return np.stack(offsets, axis=1).astype(np.int16)
+
+    def _places(self, row_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (index in `tokens` of each position, whether it is in its row; number of tokens of each row).
+
+        The first two are `BL` for rows padded to the length L, the last is `B`.
+        """
+        start_B, end_B = self._bounds(row_B)
+        position_L = np.arange(length)
+        inside_BL = position_L < (end_B - start_B)[:, None]
+        return np.minimum(start_B[:, None] + position_L, len(self.tokens) - 1), inside_BL, end_B - start_B
 
     def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
         """Return the segment ids of rows, int32 `BL` (batch, length): the text number from 1 on, and 0 on padding."""
@@ -287,12 +345,14 @@ class Row(NamedTuple):
     second_start: index in `tokens` at which the second segment of a pair begins; 0 if there is no pair.
     is_random_next: whether the second segment of a pair is from a random place instead of the continuation.
     text_starts: index in `tokens` at which each text begins: 0, and those of further texts that `packing` adds.
+    pointers: offsets from each token to the one that it points to, int16 `PT` (names of pointers, tokens).
     """
 
     tokens: np.ndarray
     second_start: int = 0
     is_random_next: bool = False
     text_starts: Sequence[int] | np.ndarray = (0,)
+    pointers: np.ndarray | None = None
 
 
 class Block(NamedTuple):
@@ -302,6 +362,7 @@ class Block(NamedTuple):
     lengths: number of tokens of each row.
     text_starts: index in the block's `tokens` at which each text begins; packed rows have several texts.
     second_start, is_random_next: of each row; ignored in formats without pairs of segments.
+    pointers: offsets from each token to the one that it points to, int16 `PT` (names of pointers, tokens).
     """
 
     tokens: np.ndarray
@@ -309,6 +370,7 @@ class Block(NamedTuple):
     text_starts: np.ndarray
     second_start: np.ndarray | None = None
     is_random_next: np.ndarray | None = None
+    pointers: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Block":
@@ -321,11 +383,23 @@ class Block(NamedTuple):
             np.concatenate([begin + np.asarray(row.text_starts) for begin, row in zip(begins, rows, strict=True)]),
             np.array([row.second_start for row in rows], np.int32),
             np.array([row.is_random_next for row in rows], np.int8),
+            joined_pointers([row.pointers for row in rows]),
         )
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a block without pairs, each of one text."""
-        return map(Row, np.split(self.tokens, np.cumsum(self.lengths)[:-1]))
+        ends = np.cumsum(self.lengths)[:-1]
+        texts = np.split(self.tokens, ends)
+        if self.pointers is None:
+            return map(Row, texts)
+        pointers = np.split(self.pointers, ends, axis=1)
+        return (Row(text, pointers=of_text) for text, of_text in zip(texts, pointers, strict=True))
+
+
+def joined_pointers(pointers: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Return pointers of consecutive tokens, arrays `PT`, as one such array; None if there are none."""
+    present = [of_row for of_row in pointers if of_row is not None]
+    return np.concatenate(present, axis=1) if present else None
 
 
 def blocks(rows: Iterable[Sequence[Row]]) -> Iterator[tuple[Block, ...]]:
@@ -342,16 +416,23 @@ class RowsWriter:
     vocabulary_size: number of token ids.
     has_pairs: whether rows are pairs of segments.
     is_packed: whether several texts may share a row.
+    pointers: names of the pointers of the rows.
 
     end: number of tokens that were written.
     """
 
     def __init__(
-        self, directory: pathlib.Path, vocabulary_size: int, *, has_pairs: bool = False, is_packed: bool = False
+        self,
+        directory: pathlib.Path,
+        vocabulary_size: int,
+        *,
+        has_pairs: bool = False,
+        is_packed: bool = False,
+        pointers: Sequence[str] = (),
     ):
         dtype = token_dtype(vocabulary_size)
         directory.mkdir(parents=True, exist_ok=True)
-        meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed}
+        meta = {"tokens": dtype.name, "has_pairs": has_pairs, "is_packed": is_packed, **_pointers_meta(pointers)}
         (directory / "rows.json").write_text(json.dumps(meta))
         names: dict[str, Any] = {"tokens": dtype, "ends": np.int64}
         if has_pairs:
@@ -359,6 +440,7 @@ class RowsWriter:
         if is_packed:
             names["text_starts"] = np.int64
         self._writers = {name: ArrayWriter(directory / f"{name}.bin", kind) for name, kind in names.items()}
+        self._pointers = [ArrayWriter(_pointers_file(directory, name), np.int16) for name in pointers]
         self.end = 0
 
     def append(self, block: Block) -> None:
@@ -368,9 +450,11 @@ class RowsWriter:
         values = {**block._asdict(), **places}
         for name, writer in self._writers.items():
             writer.append(values[name])
+        for writer, offsets in zip(self._pointers, () if block.pointers is None else block.pointers, strict=True):
+            writer.append(offsets)
         self.end += len(block.tokens)
 
     def close(self) -> None:
         """Finish and close the files."""
-        for writer in self._writers.values():
+        for writer in (*self._writers.values(), *self._pointers):
             writer.close()

@@ -26,7 +26,7 @@ from ag_jax.data.cache import Cache, key
 from ag_jax.data.layout import SPLITS, UNDECIDED, Encoded, Layout, Part, Piece
 from ag_jax.data.progress import Progress, Say
 from ag_jax.data.store import ArrayWriter, TextStore, TextStoreWriter
-from ag_jax.data.text import holdout
+from ag_jax.data.text import holdout, pointers
 from ag_jax.data.tokenizers import Tokenizer
 
 ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call
@@ -51,7 +51,10 @@ class Text:
     @classmethod
     def of(cls, layout: Layout, tokenizer: Tokenizer) -> "Text":
         """Return the text of a layout, with the hash of its files as they are now."""
-        return cls(layout, tokenizer, key(layout.identity(), tokenizer.fingerprint()))
+        config = layout.config
+        # The tokens are the same with and without pointers, which are stored with them.
+        beside = [config.pointers, config.pointer_tokens] if config.pointers else []
+        return cls(layout, tokenizer, key(layout.identity(), tokenizer.fingerprint(), *beside))
 
     @property
     def tokens_name(self) -> str:
@@ -147,7 +150,8 @@ def _write_part(
     text: Text, part: Part, directory: pathlib.Path, fraction: float, report: Callable[[int, int], None]
 ) -> tuple[int, int]:
     """Write the files of a part, of which `fraction` is held out; return (number of tokens, of held-out tokens)."""
-    writer = TextStoreWriter(directory, text.tokenizer.vocabulary_size)
+    names = pointers.of_words(text.layout.config.pointers)
+    writer = TextStoreWriter(directory, text.tokenizer.vocabulary_size, names)
     numbers = ArrayWriter(directory / "numbers.bin", np.int64)
     decisions = ArrayWriter(directory / "held_out.bin", np.int8)
     words = ArrayWriter(directory / "words.bin", np.int64)
@@ -172,7 +176,8 @@ def _write_part(
                 for decision in of_pieces[~has_tokens]:
                     left_out[f"{SPLITS[decision]} pairs {text.layout.without_tokens}"] += 1
             # A text without tokens is no document of the store, so the lists beside the store leave it out, too.
-            writer.append(encoded.tokens, encoded.lengths, encoded.sentences[has_tokens])
+            writer.append(encoded.tokens, encoded.lengths, encoded.sentences[has_tokens], encoded.pointers)
+            left_out.update(encoded.left_out or {})
             numbers.append(np.array([piece.document for piece in pieces])[has_tokens])
             decisions.append(of_pieces[has_tokens])
             words.append(encoded.words[has_tokens])
@@ -266,7 +271,8 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
     if not total:
         raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
     share = _held_out_share(config.validation_fraction, config.validation_tokens, parts)
-    writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
+    names = pointers.of_words(config.pointers)
+    writers = {name: TextStoreWriter(directory / name, vocabulary_size, names) for name in SPLITS}
     words = dict.fromkeys(SPLITS, 0)
     # Of the parts before: documents held out by `validation_fraction`, and those of them that `share` leaves held out.
     before = documents = 0
@@ -285,6 +291,8 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
                 progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
     for writer in writers.values():
         writer.close()
+    if pointers.OFFSET_BY_WORD in config.pointers:
+        pointers.add_offsets_by_word(directory / "train", directory / "validation", vocabulary_size)
     left_out: Counter[str] = Counter()
     for facts in facts_of_parts:
         left_out.update(facts["left_out"])

@@ -33,6 +33,7 @@ def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
     """Return {name: value} of the settings that decide which tokens of a run's held-out text are predicted."""
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
     without = [*run_directory.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
+    without += ["data.pointers", "data.pointer_tokens"]  # kept beside the tokens, which are the same without them
     if data.validation_source is not None:
         without += ["data.validation_fraction", "data.validation_tokens"]
         if data.tokenizer.path is not None:

@@ -214,7 +214,7 @@ def in_words(hint: Any) -> str:
         limits = [
             (word, getattr(bound, name)) for bound in bounds for name, word in _BOUNDS.items() if hasattr(bound, name)
         ]
-        return f"{in_words(kind)} {' and '.join(f'{word} {limit}' for word, limit in limits)}"
+        return f"{in_words(kind)} {' and '.join(f'{word} {limit}' for word, limit in limits)}".rstrip()
     if get_origin(hint) is Literal:
         names = ", ".join(map(str, get_args(hint)))
         return f"one of {names}" if len(get_args(hint)) > 1 else names

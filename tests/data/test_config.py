@@ -34,6 +34,11 @@ def parallel(**changes) -> DataConfig:
         (parallel, {"validation_source": ""}, "data.validation_source"),
         (parallel, {"validation_target": "v.de"}, "data.validation_source"),
         (parallel, {"text_field": "body"}, "data.text_field"),
+        (parallel, {"pointers": ("head",)}, "data.pointers"),
+        *(
+            (DataConfig, {"pointers": names}, "data.pointers")
+            for names in (("head", "head"), ("next",), ("a.b",), ("",))
+        ),
         (parallel, {"target": None, "target_field": ""}, "target_field"),
         (parallel, {"target": None, "target_field": "source"}, "target_field"),
         (parallel, {"source_field": "en"}, "source_field"),

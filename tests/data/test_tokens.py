@@ -1,6 +1,7 @@
 """A text that is tokenised in parts, against a plain loop over its documents."""
 
 import dataclasses
+import json
 import pathlib
 import re
 import tracemalloc
@@ -158,8 +159,13 @@ def test_so_many_tokens_are_held_out_at_most(config, tokenizer, tmp_path, monkey
     assert stored(chosen) == plainly_tokenised(dataclasses.replace(chosen, validation_fraction=0.3 / 4), tokenizer)[0]
 
 
-def test_several_processes_of_this_machine_make_the_same(config, monkeypatch):
+def test_several_processes_of_this_machine_make_the_same(config, monkeypatch, tmp_path):
+    records = ({"words": text(number, number + 9).split(), "link": [0, 3, *[1] * 4]} for number in range(30))
+    lines = (json.dumps({**record, "link": (record["link"] * 20)[: len(record["words"])]}) for record in records)
+    write(tmp_path, {"annotated.jsonl": "\n".join(lines)})
+    config = dataclasses.replace(config, source=f"many,{tmp_path}/annotated.jsonl", pointers=("link",))
     facts = pipeline.prepare(dataclasses.replace(config, format="segment_pair_nsp")).facts()
+    assert facts["train link pointers out of their row"]
     monkeypatch.setattr(tokens, "IN_PROCESSES", 0)
     monkeypatch.setattr(tokens, "ENCODED_TOGETHER", 500)
     monkeypatch.setattr(sequences, "DOCUMENTS_TOGETHER", 8)

@@ -2,9 +2,8 @@
 
 See Clark et al. 2019, section 4.2.
 
-Trees are read from files in the format CoNLL-U of Universal Dependencies: ten columns with tabs in between, a blank
-line after each sentence, comments that begin with #. Ranges such as `1-2`, which are written as one word, and empty
-nodes such as `1.1` are skipped.
+Trees are read from files in the format CoNLL-U of Universal Dependencies (`ag_jax.data.records.conllu`). The words are
+those of the trees: ranges such as `1-2`, which are written as one word, are not looked at.
 """
 
 import collections
@@ -17,10 +16,9 @@ import numpy as np
 from ag_jax.data.probes import files, splits, windows
 from ag_jax.data.probes.queries import Probe, Query, Window, fixed_offsets
 from ag_jax.data.probes.windows import Lengths
+from ag_jax.data.records import conllu
 
 ENDINGS = (".conllu",)
-COLUMNS = 10
-FORM, HEAD, RELATION = 1, 6, 7
 OFFSETS = (-3, -2, -1, 1, 2)  # of the baselines
 TOO_LONG = "words of sentences longer than a window"
 TRAIN = "sentences of the training part"
@@ -97,59 +95,12 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     for place, lines in files.lines(path, ENDINGS):
         files.check_new(tuple(lines), "the same content", place, places)
         document, file = "", files.below(place, path)
-        rows: list[list[str]] = []
-        first = 0
-        # The appended blank line ends the last sentence.
-        for number, line in enumerate([*lines, ""], 1):
-            if line.startswith("#") and not rows:
-                key, _, value = line.removeprefix("#").partition("=")
-                if key.split() in (["newdoc"], ["newdoc", "id"]):
-                    document = value.strip() or f"{file}, line {number}"
-            elif line.strip():
-                first = first if rows else number
-                rows.extend(_row(line, len(rows) + 1, f"{place}, line {number}"))
-            elif rows:
-                # Without documents, intervals resample sentences.
-                yield _sentence(rows, document or f"{file}, line {first}", place, f"{place}, line {first}")
-                rows = []
-
-
-def _row(line: str, expected: int, where: str) -> list[list[str]]:
-    """Return the columns of a CoNLL-U line, in a list of one; [] for multiword ranges and empty nodes."""
-    columns = line.split("\t")
-    if len(columns) != COLUMNS:
-        raise ValueError(
-            f"{where}: expected {COLUMNS} columns with tabs in between, got {len(columns)}; mend the line, or the "
-            "blank line between sentences"
-        )
-    if "-" in columns[0] or "." in columns[0]:
-        return []
-    if columns[0] != str(expected):
-        raise ValueError(f"{where}: expected the number {expected} in the first column, got {columns[0]!r}; mend it")
-    return [columns]
-
-
-def _sentence(rows: list[list[str]], document: str, place: str, where: str) -> Sentence:
-    """Return the sentence whose words have the CoNLL-U columns `rows`.
-
-    Raises ValueError if the heads are not a tree.
-    """
-    heads = []
-    for row in rows:
-        head = row[HEAD]
-        if not head.isascii() or not head.isdigit() or int(head) > len(rows) or head == row[0]:
-            raise ValueError(
-                f"{where}: word {row[0]} ({row[FORM]}): expected the number of another word of this sentence as its "
-                f"head, or 0, got {head!r}; mend it"
-            )
-        heads.append(int(head) - 1)
-    for word in range(len(heads)):
-        node = word
-        # A path of as many steps as there are words either reaches the root (-1) or runs in a circle.
-        for _ in heads:
-            node = heads[node] if node >= 0 else node
-        if node >= 0:
-            raise ValueError(f"{where}: the heads of word {word + 1} run in a circle: expected a tree; mend them")
-    return Sentence(
-        document, place, tuple(row[FORM] for row in rows), tuple(heads), tuple(row[RELATION] for row in rows)
-    )
+        for sentence in conllu.sentences(enumerate(lines, 1), place):
+            if sentence.newdoc:
+                name, line = sentence.newdoc
+                document = name or f"{file}, line {line}"
+            words = tuple(word[conllu.FORM] for word in sentence.words)
+            relations = tuple(word[conllu.RELATION] for word in sentence.words)
+            # Without documents, intervals resample sentences.
+            of_document = document or f"{file}, line {sentence.line}"
+            yield Sentence(of_document, place, words, tuple(conllu.heads(sentence, place)), relations)

@@ -11,7 +11,7 @@ validation come from all six files.
 
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ag_jax.data.records import files as record_files
 from ag_jax.data.records import stored
@@ -81,7 +81,7 @@ class Folder(stored.Files):
         """Return the name of a file in the folder."""
         return file.name
 
-    def documents(self, file: pathlib.Path, text_field: str) -> Iterator[str]:
+    def documents(self, file: pathlib.Path, text_field: str, pointers: Sequence[str] = ()) -> Iterator[str]:
         """Yield the documents of one of the six files. Raises ValueError, with its name, if it is empty or no text."""
         lines: list[str] = []
         for text in super().documents(file, text_field):

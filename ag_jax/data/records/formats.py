@@ -8,6 +8,7 @@ The ending of a file's name tells its format:
                      Parsed as a whole, so at most `LARGEST_PARSED` bytes. JSON lines are recognised
     .csv, .tsv       a table with a header, quoted as Python's csv module does it
     .parquet         a table; needs pyarrow
+    .conllu          words with their trees (`conllu.py`); a document begins with a comment newdoc
     .tar             an archive of such files
 
 Each may be compressed (`files.py`). A file with any other ending is read as text, except for the endings in `NOT_TEXT`,
@@ -31,11 +32,11 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 from ag_jax.data.json_files import parse_json, reading
-from ag_jax.data.records import files
+from ag_jax.data.records import annotated, conllu, files
 
 Item = TypeVar("Item")
 Record = Mapping[str, Any]
@@ -314,6 +315,12 @@ def parquet(stream: IO[bytes], place: str, field: str) -> Iterator[LocatedRecord
         raise files.damaged(place, error) from error
 
 
+def trees(stream: IO[bytes], place: str, field: str) -> Iterator[LocatedRecord]:
+    """Yield the documents of a CoNLL-U file under `field`; one of more than `LARGEST_TEXT` characters as several."""
+    for document in conllu.documents(lines(stream, place), place, LARGEST_TEXT):
+        yield f"{place}, line {document.sentences[0].line}", {field: document}
+
+
 def require(record: Record | ValueError, where: str) -> Record:
     """Return a record. Raises ValueError, with its location, in place of a record that cannot be read."""
     if isinstance(record, ValueError):
@@ -383,6 +390,24 @@ def field_of(record: Record | ValueError, field: str, where: str, setting: str =
     return value[field]
 
 
+def text_of(
+    record: Record | ValueError, field: str, where: str, pointers: Sequence[str], trees: annotated.Trees
+) -> str | NullText:
+    """Return the text of a record, annotated if the record is (`annotated`); else as `field_of`.
+
+    field: the key of the text.
+    where: the location of the record.
+    pointers: names of the annotations that are wanted; those that the record lacks are left out.
+    trees: trees of earlier sentences of the file, to which those of this record are added.
+    """
+    record = require(record, where)
+    if isinstance(record.get(field), conllu.Document):
+        return conllu.text_of(record[field], pointers, trees)
+    if annotated.is_annotated(record, field):
+        return annotated.of_json(record, field, where, pointers, trees)
+    return field_of(record, field, where)
+
+
 def check_field(field: str, names: Iterable[str], where: str, setting: str = "data.text_field") -> None:
     """Raise ValueError if the field that a setting chose is not among `names`, the fields of a record."""
     if field not in names:
@@ -402,4 +427,5 @@ READERS: dict[str, Callable[[IO[bytes], str, str], Iterator[LocatedRecord]]] = {
     ".csv": functools.partial(table, delimiter=","),
     ".tsv": functools.partial(table, delimiter="\t"),
     ".parquet": parquet,
+    ".conllu": trees,
 }

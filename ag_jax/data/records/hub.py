@@ -14,12 +14,12 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from ag_jax.data.checksums import KnownContent
-from ag_jax.data.records import formats
+from ag_jax.data.records import annotated, formats
 from ag_jax.data.records.files import stamp, warn_once
 from ag_jax.data.records.units import Unit
 
@@ -136,8 +136,10 @@ class DataSet:
             read = functools.partial(self._texts, shard, number)
             yield Unit(self.source, size, read, lambda: self.identity() != before)
 
-    def _texts(self, shard: Any, number: int, text_field: str) -> Iterator[str | formats.NullText]:
-        """Yield the texts of a shard, and in place of null a `NullText`.
+    def _texts(
+        self, shard: Any, number: int, text_field: str, pointers: Sequence[str] = ()
+    ) -> Iterator[str | formats.NullText]:
+        """Yield the texts of a shard, with `pointers`, and in place of null a `NullText`.
 
         number: number of the shard, counted from 0, for error messages.
 
@@ -145,7 +147,7 @@ class DataSet:
         """
         where = f"{self.source}, shard {number + 1}"
         records = iter(shard)
-        count = 0
+        count, trees = 0, annotated.Trees()
         while True:
             try:
                 record = next(records, None)
@@ -157,7 +159,7 @@ class DataSet:
             if record is None:
                 return
             count += 1
-            yield formats.field_of(record, text_field, f"{where}, record {count}")
+            yield formats.text_of(record, text_field, f"{where}, record {count}", pointers, trees)
 
 
 _answers: dict[tuple[str, str | None], tuple[float, str]] = {}  # (name, revision): time, commit

@@ -55,7 +55,9 @@ class DataSet:
             read = functools.partial(self._documents, builder, rows, numbers)
             yield Unit(self.info, len(numbers) * RECORD_SIZE, read, watched(self.info))
 
-    def _documents(self, builder: Any, rows: Sequence[Any], numbers: range, text_field: str) -> Iterator[str]:
+    def _documents(
+        self, builder: Any, rows: Sequence[Any], numbers: range, text_field: str, pointers: Sequence[str] = ()
+    ) -> Iterator[str]:
         """Yield the documents of some records. Raises ValueError if they lack the feature `text_field`."""
         formats.check_field(text_field, sorted(builder.info.features), self.part)
         for number in numbers:

@@ -46,6 +46,7 @@ def documents(
     left_out: Counter[str] | None = None,
     max_words: int | None = None,
     skip_null: bool = False,
+    pointers: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the documents of a source that are not blank, always in the same order.
 
@@ -58,11 +59,12 @@ def documents(
     max_words: number of words after which the source ends, in the midst of a document; None reads all.
     skip_null: whether records whose text is null, missing or blank are left out and counted; otherwise only blank ones
         are left out, and others are an error.
+    pointers: names of the annotations that documents have with them, as `annotated.Annotated`, if their file does.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
     """
-    nonempty = documents_of(units(source, skip_words), text_field, left_out, skip_null)
+    nonempty = documents_of(units(source, skip_words), text_field, left_out, skip_null, pointers)
     first = next(nonempty, None)
     if first is None:
         longer = f" of more than data.skip_words={_joined(skip_words)} words" if any(skip_words) else ""
@@ -115,16 +117,19 @@ def documents_of(
     text_field: str = "text",
     left_out: Counter[str] | None = None,
     skip_null: bool = False,
+    pointers: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the documents of `units`, except blank ones; the other arguments are as in `documents`."""
     counts = Counter() if left_out is None else left_out
-    texts = _texts(units, text_field, counts, skip_null)
+    texts = _texts(units, text_field, counts, skip_null, pointers)
     yield from interruption.checked(text for text in texts if text.strip())
 
 
-def _texts(units: Iterable[Unit], text_field: str, left_out: Counter[str], skip_null: bool) -> Iterator[str]:
+def _texts(
+    units: Iterable[Unit], text_field: str, left_out: Counter[str], skip_null: bool, pointers: Sequence[str]
+) -> Iterator[str]:
     for unit in units:
-        for text in formats.without_nulls(unit.read(text_field), skip_null, left_out):
+        for text in formats.without_nulls(unit.read(text_field, pointers), skip_null, left_out):
             if skip_null and not text.strip():  # as null is written in a table
                 left_out[formats.NULLS] += 1
             else:
@@ -264,7 +269,7 @@ def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str
     pieces = document.split(maxsplit=words)  # the first words, and the rest if there is one
     left_out["words"] += min(len(pieces), words)
     left_out["documents"] += len(pieces) <= words
-    return pieces[words] if len(pieces) > words else ""
+    return document[-len(pieces[words]) :] if len(pieces) > words else ""  # a slice, which keeps an annotation
 
 
 def spool(records: Iterable[str | Mapping[str, Any]], folder: epath.PathLike, name: str = "records") -> epath.Path:

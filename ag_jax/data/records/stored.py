@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ag_jax.data.checksums import KnownContent
+from ag_jax.data.records import annotated, formats, remote
 from ag_jax.data.records import files as record_files
-from ag_jax.data.records import formats, remote
 from ag_jax.data.records.units import Unit
 
 LARGEST_WORD = 2**18  # characters; training BPE takes the square of this: 40 s for this many, hours for a document
@@ -56,16 +56,16 @@ class Files:
         """Return the path of a file relative to the directory that was given."""
         return pathlib.Path(os.path.relpath(file, self._base)).as_posix()
 
-    def documents(self, file: Any, text_field: str) -> Iterator[Any]:
-        """Yield the documents of a file; a `formats.NullText` in place of one that is null.
+    def documents(self, file: Any, text_field: str, pointers: Sequence[str] = ()) -> Iterator[Any]:
+        """Yield the documents of a file, with `pointers`; a `formats.NullText` in place of one that is null.
 
         Raises ValueError, with the name of the file, if it is damaged or is not what its name says, for a word of more
         than `LARGEST_WORD` characters, and for an empty file that is given by its name.
         """
-        is_empty = True
+        is_empty, trees = True, annotated.Trees()
         for where, record in formats.records(file, text_field):
             is_empty = False
-            text = formats.field_of(record, text_field, where)
+            text = formats.text_of(record, text_field, where, pointers, trees)
             if isinstance(text, str):
                 _check_words(text, where)
             yield text
@@ -105,7 +105,7 @@ class Sotu(Files):
         """Return the name of a file of the corpus."""
         return f"sotu/{file.name}"
 
-    def documents(self, file: pathlib.Path, text_field: str) -> Iterator[str]:
+    def documents(self, file: pathlib.Path, text_field: str, pointers: Sequence[str] = ()) -> Iterator[str]:
         """Yield a message without stage directions, such as [Laughter] and [Applause], and editors' remarks."""
         yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
 

@@ -14,15 +14,15 @@ class Unit:
 
     path: the file, the file that describes the data set, or the name of the data set.
     size: bytes of text, about; of a compressed file, those of the file.
-    read: function that yields the documents, and in place of null a `formats.NullText`; its argument is the key, column
-        or feature that holds the text.
+    read: function that yields the documents, and in place of null a `formats.NullText`; its arguments are the key,
+        column or feature that holds the text, and the names of the pointers that annotated texts have with them.
     has_changed: function that returns whether the content is another one than when the units were listed.
     skip_words: number of words that are left out at the beginning of each document.
     """
 
     path: Any
     size: int
-    read: Callable[[str], Iterator[Any]]
+    read: Callable[..., Iterator[Any]]
     has_changed: Callable[[], bool]
     skip_words: int = 0
 

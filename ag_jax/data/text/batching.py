@@ -11,15 +11,17 @@ A batch is a dict of numpy arrays with these keys:
     masked_labels     int32 [B, M]    the original token ids at `masked_positions`; 0 in unused slots
     masked_weights    float32 [B, M]  1 in used slots, 0 in unused ones
     next_labels       int32 [B]       1 if the second segment is a random one; only in the formats with pairs
+    pointers          int16 [B, P, L]  for each of `data.pointers`, the offset from a token to the one that it points
+                                      to, -32768 if it has none; only with `data.pointers`. Masking does not change it
 
-Shape letters: B batch, L length, M masked positions.
+Shape letters: B batch, L length, M masked positions, P names of pointers.
 """
 
 import numpy as np
 
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.layout import HostBatch
-from ag_jax.data.store import Rows
+from ag_jax.data.store import ABSENT, Rows
 from ag_jax.data.text import corruption
 from ag_jax.data.text.mixture import MixedRows
 from ag_jax.data.text.unigram import Unigram
@@ -27,7 +29,10 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
-    """Return zeros with a masked batch's fields, shapes and types; as broadcast scalars, they take no memory."""
+    """Return a masked batch's fields with their shapes and types, of empty values that take no memory.
+
+    They are zeros, and of pointers -32768; all are broadcast scalars.
+    """
     row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
     fields: dict[str, tuple[tuple[int, ...], type]] = {
         "tokens": (row, np.int32),
@@ -40,7 +45,11 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
     }
     if config.format in PAIR_FORMATS:
         fields["next_labels"] = ((rows,), np.int32)
-    return {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in fields.items()}
+    batch: HostBatch = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in fields.items()}
+    if config.pointers:
+        shape = (rows, len(config.pointers), config.sequence_length)
+        batch["pointers"] = np.broadcast_to(np.int16(ABSENT), shape)
+    return batch
 
 
 def make_batch(
@@ -89,4 +98,7 @@ def make_batch(
         second = tokenizer.specials.type_of_second(2)  # formats with pairs need a model with two types
         batch["token_type_ids"] = np.where(is_second_BL & (segments_BL > 0), second, 0).astype(np.int32)
         batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
+    if config.pointers:
+        batch["pointers"] = rows.gather_pointers(row_B, config.sequence_length)
+        batch["pointers"][~present_B] = ABSENT
     return batch

@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from ag_jax.data.checksums import Entry, KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.layout import Encoded, Part, Piece, parts_of
 from ag_jax.data.records import babylm, sources
+from ag_jax.data.records.annotated import Annotated
 from ag_jax.data.records.files import warn_once
 from ag_jax.data.store import Block, Rows
-from ag_jax.data.text import holdout, sequences
+from ag_jax.data.text import holdout, pointers, sequences
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.tokenizers import SpecialTokens, Tokenizer
 
@@ -97,40 +98,85 @@ class Documents:
 
         fraction: share of the text that is held out; `data.validation_fraction`, or less if that has too many tokens.
         """
-        counts = Counter(words=0, documents=0)
+        counts, names = Counter(words=0, documents=0), pointers.of_words(self.config.pointers)
         if part.held_out is None:
-            yield from holdout.split(dataclasses.replace(self.config, validation_fraction=fraction), counts)
+            yield from holdout.split(dataclasses.replace(self.config, validation_fraction=fraction), counts, names)
         else:
-            texts = sources.documents_of(part.units, self.config.text_field, counts, self.config.skip_null)
+            texts = sources.documents_of(part.units, self.config.text_field, counts, self.config.skip_null, names)
             for number, text in enumerate(texts):
                 yield Piece((text,), part.held_out, number)
         left_out.update({f"{name} left out": count for name, count in counts.items() if count})
 
-    @staticmethod
-    def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]]) -> Encoded:
-        """Return the token ids of the sentences of several documents."""
-        sentences = [split_sentences(text) for (text,) in texts]
-        ids = tokenizer.encode_batch([sentence for each in sentences for sentence in each])
-        lengths = np.array([len(sentence) for sentence in ids], np.int64)
-        document = np.repeat(np.arange(len(texts)), [len(each) for each in sentences])
-        return Encoded(
-            store.joined(ids, tokenizer.vocabulary_size),
-            lengths[lengths > 0],
-            np.bincount(document[lengths > 0], minlength=len(texts)),
-            np.array([len(text.split()) for (text,) in texts], np.int64),
-        )
+    @property
+    def encode(self) -> Callable[[Tokenizer, Sequence[tuple[str, ...]]], Encoded]:
+        """A function that returns the token ids, and the pointers, of the sentences of several documents."""
+        return functools.partial(_encode, self.config.pointer_tokens == "all")
 
     def rows(
         self, directory: pathlib.Path, special: SpecialTokens, split: str, facts: dict[str, Any]
     ) -> Iterator[tuple[Block]]:
-        """Yield the rows of a stored split."""
-        del split, facts
-        return ((block,) for block in sequences.make(self.config, directory, special))
+        """Yield the rows of a stored split; count the pointers that lead out of their piece in `facts`."""
+        lost: Counter[str] = Counter()
+        for block in sequences.make(self.config, directory, special, lost):
+            yield (block,)
+        facts["left_out"].update({f"{split} {name} pointers out of their row": n for name, n in lost.items() if n})
 
     @staticmethod
     def open(directory: pathlib.Path, entry: Entry | None = None) -> Rows:
         """Return the stored rows of a split."""
         return Rows(directory, entry)
+
+
+def _encode(all_tokens: bool, tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]]) -> Encoded:
+    """Return the token ids of the sentences of several documents, with the pointers of annotated ones.
+
+    all_tokens: whether all tokens of a word have its pointer, not only the first.
+    """
+    documents = [text for (text,) in texts]
+    sentences = [split_sentences(text) for text in documents]
+    every = [sentence for each in sentences for sentence in each]
+    offsets, left_out = dict[str, np.ndarray](), Counter[str]()
+    if any(isinstance(text, Annotated) and text.pointers for text in documents):
+        located = tokenizer.locate_batch(every)
+        ids = [of_sentence for of_sentence, _ in located]
+        offsets, too_far = pointers.offsets(documents, sentences, [spans for _, spans in located], all_tokens)
+        farther = f"pointers farther than {pointers.FARTHEST:,} tokens"
+        left_out.update({f"{name} {farther}": count for name, count in too_far.items()})
+    else:
+        ids = tokenizer.encode_batch(every)
+    lengths = np.array([len(sentence) for sentence in ids], np.int64)
+    document = np.repeat(np.arange(len(texts)), [len(each) for each in sentences])
+    return Encoded(
+        store.joined(ids, tokenizer.vocabulary_size),
+        lengths[lengths > 0],
+        np.bincount(document[lengths > 0], minlength=len(texts)),
+        np.array([len(text.split()) for text in documents], np.int64),
+        offsets,
+        +left_out,
+    )
+
+
+def check_pointers(config: DataConfig) -> None:
+    """Raise ValueError, with the annotations that there are, for a name of `data.pointers` that no text has.
+
+    Reads as many texts as are needed to find all names.
+    """
+    missing, found = set(pointers.of_words(config.pointers)), dict[str, str]()
+    for unit in sources.units(config.source):
+        for text in sources.documents_of([unit], config.text_field, None, config.skip_null, sorted(missing)):
+            if not isinstance(text, Annotated):
+                continue
+            missing -= text.pointers.keys()
+            if not missing:
+                return
+            there = sorted(text.columns.named()) if text.columns else []
+            found |= {name: str(unit.path) for name in there if name not in found}
+    names = ", ".join(f"{name} ({path})" for name, path in found.items())
+    raise ValueError(
+        f"data.pointers={','.join(config.pointers)}: no text of data.source={config.source!r} has "
+        f"{' and '.join(sorted(missing))}: expected one of {names or 'none, as there is no annotated text'}; mend the "
+        "name, or give a CoNLL-U file (.conllu) or JSON lines with words"
+    )
 
 
 def identity(cache: Cache, source: str) -> list[Any]:

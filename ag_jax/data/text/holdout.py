@@ -8,31 +8,37 @@ Without a `validation_source`, the part that is held out for validation depends 
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ag_jax.data.config import DataConfig
 from ag_jax.data.layout import Piece
 from ag_jax.data.records import sources
+from ag_jax.data.records.annotated import Annotated
 from ag_jax.data.text.sentences import join_sentences, split_sentences
 
 MANY_DOCUMENTS = 100  # from this number of documents on, whole documents are held out
 
 
-def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[Piece]:
+def split(config: DataConfig, left_out: Counter[str] | None = None, pointers: Sequence[str] = ()) -> Iterator[Piece]:
     """Yield the whole text of a config in the order of the source, each piece for training or for validation.
 
     left_out: if given, counts what `data.skip_words` and `data.skip_null` leave out, as in `sources.documents`.
+    pointers: names of the annotations that documents have with them.
     """
 
     def texts(left_out: Counter[str] | None = None) -> Iterator[str]:
-        return _training_texts(config, left_out)
+        return _training_texts(config, left_out, pointers)
 
     if config.validation_source:
         trained = ((text, False) for text in texts(left_out))
         validation = sources.documents(
-            config.validation_source, config.text_field, left_out=left_out, skip_null=config.skip_null
+            config.validation_source,
+            config.text_field,
+            left_out=left_out,
+            skip_null=config.skip_null,
+            pointers=pointers,
         )
         held_out = ((text, True) for text in validation)
         for number, (text, for_validation) in enumerate(itertools.chain(trained, held_out)):
@@ -53,9 +59,11 @@ def holds_out_documents(config: DataConfig) -> bool:
     return not config.validation_source and _count(_training_texts(config)) == MANY_DOCUMENTS
 
 
-def _training_texts(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[str]:
+def _training_texts(
+    config: DataConfig, left_out: Counter[str] | None = None, pointers: Sequence[str] = ()
+) -> Iterator[str]:
     return sources.documents(
-        config.source, config.text_field, config.skip_words, left_out, config.max_words, config.skip_null
+        config.source, config.text_field, config.skip_words, left_out, config.max_words, config.skip_null, pointers
     )
 
 
@@ -104,5 +112,10 @@ def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[
     if border in (0, len(sentences)):
         yield Piece((text,), int(border == 0), number)
         return
-    yield Piece((join_sentences(sentences[:border]),), 0, number)
-    yield Piece((join_sentences(sentences[border:]),), 1, number)
+    if isinstance(text, Annotated):
+        place = int(text.ends_S[border - 1])
+        parts = text[:place], text[place:]
+    else:
+        parts = join_sentences(sentences[:border]), join_sentences(sentences[border:])
+    for held_out, part in enumerate(parts):
+        yield Piece((part,), held_out, number)

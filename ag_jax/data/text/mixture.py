@@ -14,7 +14,7 @@ weights, the parts are one text, read one after the other. With weights,
 The source of a row is a function of the row's number g among all rows drawn in training, and so is the row's place in
 the order of its source; see `assign`.
 
-Shape letters: B batch, K sources.
+Shape letters: B batch, K sources, P names of pointers.
 """
 
 import collections
@@ -193,6 +193,13 @@ class MixedRows:
         for part, is_mine_B, rows in self._places(row_B):
             segments_BL[is_mine_B] = part.segment_ids(rows, length)
         return segments_BL
+
+    def gather_pointers(self, row_B: np.ndarray, length: int) -> np.ndarray:
+        """Return the pointers of rows, int16 `BPL` (batch, names, length), as `Rows.gather_pointers` does."""
+        offsets_BPL = np.empty((len(row_B), len(self.parts[0].pointers), length), np.int16)
+        for part, is_mine_B, rows in self._places(row_B):
+            offsets_BPL[is_mine_B] = part.gather_pointers(rows, length)
+        return offsets_BPL
 
     def row(self, number: int) -> np.ndarray:
         """Return the token ids of a row."""

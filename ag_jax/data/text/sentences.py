@@ -3,6 +3,8 @@
 import itertools
 import re
 
+from ag_jax.data.records.annotated import Annotated
+
 # A full stop after these does not end a sentence; nor does one after a single capital other than I ("J. Smith").
 ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof rev gen col capt lt sgt hon st mt ft jr sr messrs gov sen rep pres cf viz etc al vs e.g i.e a.m "
@@ -20,8 +22,10 @@ def split_sentences(text: str) -> list[str]:
 
     A space before a sentence stays its first character, so the sentences of a line, joined, are the line, and a
     byte-level BPE sees the words as in the line. In a text with hard-wrapped lines, such as an e-book, a paragraph up
-    to the next blank line counts as one line.
+    to the next blank line counts as one line. An annotated text has the sentences of its file.
     """
+    if isinstance(text, Annotated):
+        return text.sentences()
     sentences = []
     for line in _unwrapped(text.splitlines()):
         line = line.strip()

@@ -17,19 +17,26 @@ sentence that is longer than a row is cut into pieces. Ends of lines are not tok
 Guidance code has tokens for them. Between documents there is one </s>, as section 4.2 says, and none after each
 sentence, whereas fairseq ends every line of its input with one. Random choices depend only on (pass over the corpus,
 document).
+
+Pointers (`data.pointers`) are cut together with the tokens. A pointer that leads out of its piece, the consecutive
+tokens of one document in a row, is left out: before the next segment of a pair is a separator, or another text.
+
+Shape letters: P names of pointers, T tokens.
 """
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ag_jax.data import mapping
-from ag_jax.data.config import DataConfig
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.randomness import Draws
-from ag_jax.data.store import Block, Row, TextStore
+from ag_jax.data.store import ABSENT, Block, Row, TextStore
 from ag_jax.data.tokenizers import SpecialTokens
 
 SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin et al. 2019, appendix A.2)
@@ -38,25 +45,34 @@ SENTENCES_TOGETHER = 2**18  # sentences whose lengths are in memory at a time
 DOCUMENTS_TOGETHER = 256  # documents whose pairs one process makes in one call
 
 
-def make(config: DataConfig, directory: pathlib.Path, special: SpecialTokens) -> Iterator[Block]:
+def make(
+    config: DataConfig, directory: pathlib.Path, special: SpecialTokens, lost: Counter[str] | None = None
+) -> Iterator[Block]:
     """Yield the rows of a stored text, of at most `config.sequence_length` tokens, in the format `config.format`.
 
     directory: that of the `TextStore`.
+    lost: if given, counts the pointers of each name that are left out because they lead out of their piece.
     """
     store, length = TextStore(directory), config.sequence_length
-    if config.format == "fixed_blocks":
-        yield from (_filled(store, cut, special) for cut in _equal_cuts(store, length - 2))
-    elif config.format in ("full_sentences", "doc_sentences"):
-        cuts = _sentence_cuts(store, length - 2, across_documents=config.format == "full_sentences")
-        yield from (_filled(store, cut, special) for cut in cuts)
-    else:
+    made: Iterator[tuple[Block, Counter[str]]]
+    if config.format in PAIR_FORMATS:
         together = [
             (repetition, range(first, min(first + DOCUMENTS_TOGETHER, len(store))))
             for repetition in range(config.duplicates)
             for first in range(0, len(store), DOCUMENTS_TOGETHER)
         ]
-        pairs = functools.partial(_pairs_of, config.format, directory, special, length)
-        yield from mapping.mapped(pairs, together, in_processes=len(together) > 1)
+        pairs = functools.partial(_pairs_of, config, directory, special)
+        made = mapping.mapped(pairs, together, in_processes=len(together) > 1)
+    else:
+        if config.format == "fixed_blocks":
+            cuts = _equal_cuts(store, length - 2)
+        else:
+            cuts = _sentence_cuts(store, length - 2, across_documents=config.format == "full_sentences")
+        made = (_filled(store, cut, special, config.pointers) for cut in cuts)
+    for block, of_block in made:
+        if lost is not None:
+            lost.update(of_block)
+        yield block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +89,11 @@ class Cut:
     separators: np.ndarray
 
 
-def _filled(store: TextStore, cut: Cut, special: SpecialTokens) -> Block:
-    """Return the rows of a cut: its tokens, with <s> and </s> around each row and </s> at the separators."""
+def _filled(store: TextStore, cut: Cut, special: SpecialTokens, names: Sequence[str]) -> tuple[Block, Counter[str]]:
+    """Return the rows of a cut: its tokens, with <s> and </s> around each row and </s> at the separators.
+
+    Returns the rows with the pointers `names`, and the number of pointers that are left out.
+    """
     first = int(cut.begins[0])
     ends = np.append(cut.begins[1:], cut.end)
     separators_before = np.searchsorted(cut.separators, cut.begins)  # of each row
@@ -90,7 +109,29 @@ def _filled(store: TextStore, cut: Cut, special: SpecialTokens) -> Block:
         tokens[places] = id
         is_text[places] = False
     tokens[is_text] = text
-    return Block(tokens, lengths, start)
+    if not names:
+        return Block(tokens, lengths, start), Counter()
+    # In a row there is a separator only between documents, so a pointer that stays in its row needs no other offset.
+    begin_T, end_T = (np.repeat(places, ends - cut.begins) for places in (cut.begins, ends))
+    offsets_PT, lost = _pointers(store, names, begin_T, end_T)
+    pointers_PT = np.full((len(names), len(tokens)), ABSENT, np.int16)
+    pointers_PT[:, is_text] = offsets_PT
+    return Block(tokens, lengths, start, pointers=pointers_PT), lost
+
+
+def _pointers(
+    store: TextStore, names: Sequence[str], begin_T: np.ndarray, end_T: np.ndarray
+) -> tuple[np.ndarray, Counter[str]]:
+    """Return (pointers `PT` of consecutive tokens of a text, number of those that are left out, by name).
+
+    begin_T, end_T: for each of the tokens, the first token of its piece and the one after it.
+    """
+    first, last = int(begin_T[0]), int(end_T[-1])
+    offsets_PT = np.stack([store.pointers[name].read(first, last) for name in names])
+    target_PT = np.arange(first, last) + offsets_PT
+    leads_out_PT = (offsets_PT != ABSENT) & ((target_PT < begin_T) | (target_PT >= end_T))
+    offsets_PT[leads_out_PT] = ABSENT
+    return offsets_PT, Counter(dict(zip(names, leads_out_PT.sum(axis=1).tolist(), strict=True)))
 
 
 def _equal_cuts(store: TextStore, room: int) -> Iterator[Cut]:
@@ -164,18 +205,50 @@ def _pieces_of(store: TextStore, first: int, last: int, room: int) -> tuple[np.n
 
 
 def _pairs_of(
-    format: str, directory: pathlib.Path, special: SpecialTokens, length: int, place: tuple[int, range]
-) -> Block:
-    """Return the pairs of segments or sentences of some documents; `place` is (pass over the text, documents)."""
+    config: DataConfig, directory: pathlib.Path, special: SpecialTokens, place: tuple[int, range]
+) -> tuple[Block, Counter[str]]:
+    """Return the pairs of segments or sentences of some documents, and the number of pointers that are left out.
+
+    place: (pass over the text, documents).
+    """
     store, (repetition, numbers) = TextStore(directory), place
-    pairs = segment_pairs if format == "segment_pair_nsp" else sentence_pairs
+    pairs = segment_pairs if config.format == "segment_pair_nsp" else sentence_pairs
     draws = ((number, Draws(repetition, number)) for number in numbers)
-    block = Block.of([row for number, draw in draws for row in pairs(store, special, length, number, draw)])
-    return block._replace(tokens=block.tokens.astype(store.tokens.dtype))  # a quarter of the bytes between processes
+    room = config.sequence_length - 2 - special.pair_separators
+    lost: Counter[str] = Counter()
+    rows = [
+        _row(store, special, config.pointers, pair, lost)
+        for number, draw in draws
+        for pair in pairs(store, room, number, draw)
+    ]
+    block = Block.of(rows)
+    # A quarter of the bytes between processes.
+    return block._replace(tokens=block.tokens.astype(store.tokens.dtype)), lost
 
 
-def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two segments, of which the first is from document `number` (Devlin et al. 2019, appendix A.2).
+class Span(NamedTuple):
+    """Consecutive tokens of one document.
+
+    begin: index in the text of the first token.
+    end: index of the token after the last.
+    """
+
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return self.end - self.begin
+
+
+Pair = tuple[Span, Span, bool]  # both segments, and whether the second one is from a random place
+
+
+def segment_pairs(store: TextStore, room: int, number: int, draws: Draws) -> Iterator[Pair]:
+    """Yield pairs of segments, of which the first is from document `number` (Devlin et al. 2019, appendix A.2).
+
+    room: the most tokens of both segments.
 
     Segment A is from document `number`, B from this document or another. Sentences are gathered up to a target length.
     A is a random number of them; B is the rest or, half the time, from a random document, and then the rest is used
@@ -183,34 +256,34 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
     a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
     create_pretraining_data.py, and drawn again for each of the `duplicates`.
     """
-    room = length - 2 - special.pair_separators
-    sentences = list(_pieces(store.document(number), room))
+    sentences = _spans(store, *store.bounds(number), room)
     target = room if draws.unit() >= SHORT_PAIRS else draws.integer(2, room)
     next_sentence = 0
     while next_sentence < len(sentences):
         chunk, used = [], 0
         while next_sentence < len(sentences) and used < target:
             chunk.append(sentences[next_sentence])
-            used += len(sentences[next_sentence])
+            used += sentences[next_sentence].size
             next_sentence += 1
         split = draws.integer(1, len(chunk) - 1) if len(chunk) > 1 else 1
-        first = np.concatenate(chunk[:split])
+        first = Span(chunk[0].begin, chunk[split - 1].end)
         is_random = len(chunk) == 1 or draws.unit() < 0.5
         if is_random:  # also without a sentence that could continue A
             next_sentence -= len(chunk) - split  # the rest of the chunk is used for the next pair
-            second = _random_segment(store, number, target - len(first), room, draws)
+            second = _random_segment(store, number, target - first.size, room, draws)
         else:
-            second = np.concatenate(chunk[split:])
-        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+            second = Span(chunk[split].begin, chunk[-1].end)
+        yield *_truncate(first, second, room, draws), is_random
 
 
-def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two sentences, of which the first is from document `number`.
+def sentence_pairs(store: TextStore, room: int, number: int, draws: Draws) -> Iterator[Pair]:
+    """Yield pairs of sentences, of which the first is from document `number`.
+
+    room: the most tokens of both sentences.
 
     The second is the sentence after the first or, half the time, a random sentence of another document.
     """
-    room = length - 2 - special.pair_separators
-    sentences = list(_pieces(store.document(number), room))
+    sentences = _spans(store, *store.bounds(number), room)
     index = 0
     while index < len(sentences):
         first, index = sentences[index], index + 1
@@ -219,17 +292,23 @@ def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number
             second = _random_segment(store, number, 1, room, draws)
         else:
             second, index = sentences[index], index + 1
-        yield _pair(special, *_truncate(first, second, room, draws), is_random)
+        yield *_truncate(first, second, room, draws), is_random
 
 
-def _pieces(sentences: list[np.ndarray], room: int) -> Iterator[np.ndarray]:
-    """Yield the sentences; a sentence of more than `room` tokens is yielded in pieces."""
-    for sentence in sentences:
-        for start in range(0, len(sentence), room):
-            yield sentence[start : start + room]
+def _spans(store: TextStore, first: int, last: int, room: int) -> list[Span]:
+    """Return sentences `first` to `last` - 1 of the text; a sentence of more than `room` tokens in pieces."""
+    ends = store.sentence_ends(max(first - 1, 0), last).tolist()
+    begin, spans = ends.pop(0) if first else 0, []
+    for end in ends:
+        while end - begin > room:
+            spans.append(Span(begin, begin + room))
+            begin += room
+        spans.append(Span(begin, end))
+        begin = end
+    return spans
 
 
-def _random_segment(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> np.ndarray:
+def _random_segment(store: TextStore, other_than: int, target: int, room: int, draws: Draws) -> Span:
     """Return consecutive sentences from a random place of another document, until they have `target` tokens or more.
 
     other_than: number of the document that is avoided, unless it is the only one.
@@ -241,28 +320,34 @@ def _random_segment(store: TextStore, other_than: int, target: int, room: int, d
     first, last = store.bounds(number)
     start = draws.integer(first, last - 1)
     # A sentence has at least one token, so `target` of them are enough.
-    sentences = list(_pieces(store.sentences(start, min(last, start + max(target, 1))), room))
-    run, used = [sentences[0]], len(sentences[0])
-    for sentence in sentences[1:]:
-        if used >= target:
-            break
-        run.append(sentence)
-        used += len(sentence)
-    return np.concatenate(run)
+    sentences = _spans(store, start, min(last, start + max(target, 1)), room)
+    begin = sentences[0].begin
+    return Span(begin, next((end for _, end in sentences if end - begin >= target), sentences[-1].end))
 
 
-def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+def _truncate(first: Span, second: Span, room: int, draws: Draws) -> tuple[Span, Span]:
     """Return both segments, cut to at most `room` tokens in total: the longer segment loses tokens at random ends."""
-    while len(first) + len(second) > room:
-        longer = first if len(first) > len(second) else second
-        cut = longer[1:] if draws.unit() < 0.5 else longer[:-1]
+    while first.size + second.size > room:
+        longer = first if first.size > second.size else second
+        at_begin = draws.unit() < 0.5
+        cut = Span(longer.begin + at_begin, longer.end - (not at_begin))
         first, second = (cut, second) if longer is first else (first, cut)
     return first, second
 
 
-def _pair(special: SpecialTokens, first: np.ndarray, second: np.ndarray, is_random: bool) -> Row:
-    """Return the row that holds two segments, with special tokens around and between them."""
+def _row(store: TextStore, special: SpecialTokens, names: Sequence[str], pair: Pair, lost: Counter[str]) -> Row:
+    """Return the row that holds two segments, with special tokens around and between them; count `lost` pointers."""
+    *segments, is_random = pair
+    first, second = (store.tokens.read(*segment) for segment in segments)
     separators = [special.end] * special.pair_separators
     # The second segment begins after the last separator; the separators belong to the first one.
     tokens = np.concatenate([[special.begin], first, separators, second, [special.end]])
-    return Row(tokens, 1 + len(first) + len(separators), is_random)
+    begins = 1, 1 + len(first) + len(separators)
+    if not names:
+        return Row(tokens, begins[1], is_random)
+    pointers_PT = np.full((len(names), len(tokens)), ABSENT, np.int16)
+    for begin, segment in zip(begins, segments, strict=True):
+        of_segment, lost_here = _pointers(store, names, *(np.full(segment.size, place) for place in segment))
+        pointers_PT[:, begin : begin + segment.size] = of_segment
+        lost.update(lost_here)
+    return Row(tokens, begins[1], is_random, pointers=pointers_PT)
