@@ -85,7 +85,7 @@ class Run(evidence.Point):
     def config(self) -> ExperimentConfig:
         """Return the config of the run."""
         chosen = ",".join(f"{name}={getattr(self, name)}" for name in ("positions", "norm", "optimizer", "arm"))
-        return _parsed(
+        return parsed(
             f"{CONFIG}:{chosen},scale=small", {"optimizer.learning_rate": self.learning_rate, "seed": self.seed}
         )
 
@@ -102,7 +102,7 @@ class DepthRun(evidence.Point):
     def config(self) -> ExperimentConfig:
         """Return the config of the run."""
         overrides = {"model.layers": self.layers, "optimizer.warmup_steps": self.warmup_steps, "seed": self.seed}
-        return _parsed(f"quickstart:arm={self.arm}", overrides)
+        return parsed(f"quickstart:arm={self.arm}", overrides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +118,10 @@ class MuonRun(evidence.Point):
         """Return the config of the run."""
         overrides = {"optimizer.muon_attention_scale": self.scale, "seed": self.seed}
         arguments = f"positions={self.positions},norm=post,optimizer=muon,arm={self.arm},scale=small"
-        return _parsed(f"{CONFIG}:{arguments}", overrides)
+        return parsed(f"{CONFIG}:{arguments}", overrides)
 
 
-def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
+def parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
     """Return the config of a file with some settings changed, and without TensorBoard's files."""
     return config_files.load(source, overrides | {"training.tensorboard": False}).settings
 
@@ -209,8 +209,11 @@ def by_scale(lines: Sequence[Line]) -> tuple[list[MuonRun], bool]:
     return cells + [dataclasses.replace(best[group], seed=seed) for seed in SEEDS for group in groups], True
 
 
-def trained(cell: Run | DepthRun | MuonRun, lines: Sequence[Line], root: epath.Path) -> Line:
-    """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
+def trained(cell: Any, lines: Sequence[Line], root: epath.Path) -> Line:
+    """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line.
+
+    cell: a point that has a `config`.
+    """
     config, directory, begun, start = cell.config(), root / cell.name, os.getloadavg()[0], time.monotonic()
     line = dataclasses.asdict(cell) | {"steps": config.training.steps}
     try:
