@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax.data.probes.queries import Probe
+from ag_jax.analysis.heads import measuring
+from ag_jax.analysis.heads.measuring import ARRAYS, Measured
+from ag_jax.analysis.heads.rows import Convention
+from ag_jax.data.probes.queries import Mode, Probe
 from ag_jax.distributed.terminal import tenths
 from ag_jax.grid import store
 from ag_jax.grid.cells import Artifact, Cell, Result
-from ag_jax.probing import measuring
-from ag_jax.probing.config import Mode, ProbeConfig
-from ag_jax.probing.measuring import ARRAYS, Measured
+from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.rows import Convention
 
 VERSION = 2  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
