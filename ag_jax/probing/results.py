@@ -53,7 +53,7 @@ class ProbeCell(Cell):
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
         """Digests of the model, of the queries with their windows, and of the settings."""
-        windows = [window.words for window in self.probe.windows]
+        windows = [of.words if of.spaces is None else (of.words, of.spaces) for of in self.probe.windows]
         queries = [list(vars(query).values()) for query in self.probe.queries]
         return {
             "model": store.digest(self.probed.digest, self.probed.longest),

@@ -22,10 +22,12 @@ class Window:
 
     document: name of the document, of which windows are parts; confidence intervals resample documents.
     words: the text, as words.
+    spaces: whether a space follows each word; None stands for a space after every word.
     """
 
     document: str
     words: tuple[str, ...]
+    spaces: tuple[bool, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
