@@ -186,17 +186,18 @@ def section(arms: Mapping[str, Any]) -> Section:
     if not columns:
         return Section(TITLE, [])
     first = next(iter(arms.values()))
+    sentences = next(iter(first.values()))[0]["sentences"]
     explained = (
-        "The share of words, from 0 to 1, from which a head looks most at the word to which they point, on up to "
-        f"{next(iter(first.values()))[0]['sentences']:,} held-out sentences without masked tokens. Attention from a "
-        "word is the mean over its tokens, and attention to a word the sum; words without a pointer do not count. "
-        "*Guided*: the mean over the heads that guidance pulled to the column. *Best free head*, *best offset* and the "
-        "layers of the first table are chosen on one half of the sentences; all numbers are of the other half."
+        "How often a head looks most at the word that the text names: the share of the words with a pointer, from 0 to "
+        f"1, on {sentences:,} held-out sentences without masked tokens. Attention from a word is the mean over its "
+        "tokens, and attention to a word the sum. *Guided*: the mean over the heads that guidance pulled to the "
+        "column. The best layer, the best free head and the best fixed offset are chosen on one half of the sentences; "
+        "all numbers are of the other half."
     )
     if TREE in columns:
         explained += (
-            " For `head`, the share is the unlabelled attachment score (UAS) of a head's attention; UUAS also counts "
-            "words that look at a child."
+            " For `head` it is the unlabelled attachment score (UAS). UUAS, the score of undirected edges, also counts "
+            "words that look most at a word whose head they are."
         )
     blocks: list[Block] = [explained]
     for column in columns:
@@ -230,11 +231,11 @@ def _of_column(column: str, arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         of_offsets.setdefault((seeds[0]["offset"].removeprefix("offset "), *shares), []).append(arm)
     for (offset, *shares), names in of_offsets.items():
         of_arms = "" if len(of_offsets) == 1 else f" ({', '.join(names)})"
-        rows.append([f"best offset{of_arms}: {offset} words", DASH, *shares])
-    numbers = " and ".join(f"{first['words'][words]:,} {words}" for words in WORDS)
+        rows.append([f"best fixed offset{of_arms}: {offset}", DASH, *shares])
+    numbers = f"{first['words']['all']:,} words, {first['words'][WORDS[0]]:,} {WORDS[0]}"
     read = "each sentence alone" if first["is_alone"] else "as many sentences together as it was trained on"
     return [
-        f"**{column}**: {numbers} words. The model read {read}.",
+        f"**{column}**: {numbers}. The model read {read}.",
         Table(["Heads", "Layer", *(f"{measures[name]}, {words}" for name, words in cells)], rows),
         f"By layer, {WORDS[0]}:",
         _by_layers(arms, heads),
