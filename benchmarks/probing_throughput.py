@@ -27,14 +27,15 @@ import numpy as np
 import record
 import turns
 
+from ag_jax.analysis.heads import measuring, rows
+from ag_jax.analysis.heads.encoding import encode, word_lengths
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes import coreference
 from ag_jax.data.probes.queries import Probe
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.probing import measuring, models, rows
-from ag_jax.probing.encoding import encode, word_lengths
+from ag_jax.probing import models
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.probes import SPECIALS
 

@@ -1364,7 +1364,7 @@ BUGS = (
     ),
     Bug(
         "the attention to a word is the largest of its tokens' attention, not their sum",
-        "ag_jax/probing/rows.py",
+        "ag_jax/analysis/heads/rows.py",
         "np.add.reduceat(rows_FNHL, starts[:-1], axis=-1)",
         "np.maximum.reduceat(rows_FNHL, starts[:-1], axis=-1)",
         "tests/probing/test_measuring.py",

@@ -19,6 +19,9 @@ class Corpus:
     left_out: numbers of what was left out of the text, with their names, such as `train pairs too long`.
     sources: of text, for each of the sources that are mixed, or for the only one, its name, its share in the rows that
         training draws, and the numbers of documents, of tokens (without special ones) and of rows of each split.
+    held_out: of text, for each of `sources`, the `validation_fraction` that was held out, which is less than the
+        setting if that has more than `validation_tokens`, and the share of whole documents that were kept of it for
+        validation (`holdout.held_out`).
     """
 
     tokenizer: Tokenizer
@@ -28,6 +31,7 @@ class Corpus:
     checksums: dict[str, str]
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     sources: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    held_out: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @property
     def train_tokens(self) -> int:

@@ -27,7 +27,7 @@ from ag_jax.data.progress import Progress, Say, announcer
 from ag_jax.data.records import sources
 from ag_jax.data.store import Block, RowsWriter, TextStore
 from ag_jax.data.text import batching as text_batching
-from ag_jax.data.text import documents, mixture
+from ag_jax.data.text import documents, holdout, mixture
 from ag_jax.data.text.documents import Documents
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import SENTENCEPIECE_LINES, Tokenizer, sentencepiece_lines
@@ -76,9 +76,24 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
         checksums={split: _combined([entries[number].digest(split) for number in of_split[split]]) for split in SPLITS},
         left_out=dict(sum((Counter(of_text["left_out"]) for of_text in facts), Counter())),
         sources=[] if config.is_parallel else [_sizes(*each) for each in zip(layouts, share_K, facts, strict=True)],
+        # Earlier versions did not store it; their texts have no pointers, for which it is needed.
+        held_out=[tuple(of_text.get("held_out", (config.validation_fraction, 1.0))) for of_text in facts],
     )
     _report(config, corpus, cache, say)
     return corpus
+
+
+def held_out_texts(config: DataConfig, corpus: Corpus, pointers: Sequence[str]) -> list[Iterator[str]]:
+    """Return the texts of each source that are held out for validation, with annotations.
+
+    pointers: names of the annotations that texts have with them, if their files do.
+    """
+    if config.validation_source:
+        return [holdout.held_out(config, 1.0, pointers)]
+    return [
+        holdout.held_out(dataclasses.replace(one, validation_fraction=fraction), share, pointers)
+        for one, (fraction, share) in zip(mixture.components(config), corpus.held_out, strict=True)
+    ]
 
 
 def _layouts(config: DataConfig, cache: Cache) -> list[Layout]:

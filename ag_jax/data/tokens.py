@@ -6,7 +6,8 @@ comes out is the same for any number of parts and processes.
 
 A part is a `TextStore` with four more files: `numbers.bin`, the number of each document in its part, in which documents
 without any token count, too; `held_out.bin`, whether the document is held out (-1 if its number decides); `words.bin`,
-the number of words of each document; and `part.json`, the number of documents, and of what was left out.
+the number of words of each document; and `part.json`, the number of documents, and of what was left out, and the share
+that is held out.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from ag_jax.data.tokenizers import Tokenizer
 ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call
 IN_PROCESSES = 2**26  # bytes of a part from which on it is tokenised in several processes of this machine
 MEGABYTE = 1e6
-FACTS = "text.json"  # numbers of documents, tokens and words of each split, and of what was left out
+FACTS = "text.json"  # numbers of documents, tokens and words of each split, of what was left out, and what is held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,8 @@ def write_part(
     if part.held_out is None and not config.validation_source and limit is not None and held_out > limit:
         # So few documents are a small text, which can be tokenised again with a smaller share held out; and a text that
         # ends after `data.max_words` is tokenised as one.
-        tokens, _ = _write_part(text, part, directory, fraction * limit / held_out, report)
+        fraction *= limit / held_out
+        tokens, _ = _write_part(text, part, directory, fraction, report)
     changed = [str(unit.path) for unit in part.units if unit.has_changed()]
     # Files may also have been added, or links led elsewhere, since the key was computed.
     if changed or Text.of(text.layout, text.tokenizer).key != text.key:
@@ -187,7 +189,8 @@ def _write_part(
             report(min(characters, part.size), writer.tokens)
     for file in (writer, numbers, decisions, words):
         file.close()
-    (directory / "part.json").write_text(json.dumps({"documents": count, "left_out": left_out}))
+    facts = {"documents": count, "left_out": left_out, "fraction": fraction}
+    (directory / "part.json").write_text(json.dumps(facts))
     return writer.tokens, held_out
 
 
@@ -301,6 +304,7 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
         "tokens": {name: writer.tokens for name, writer in writers.items()},
         "words": words,
         "left_out": left_out,
+        "held_out": [facts_of_parts[0].get("fraction", config.validation_fraction), share],
     }
     (directory / FACTS).write_text(json.dumps(facts_of_text))
     tokens = writers["validation"].tokens

@@ -24,6 +24,7 @@ from ag_jax.pretraining import (
     build,
     comparable,
     findings,
+    following,
     last_layer,
     report,
     run_directory,
@@ -184,9 +185,9 @@ def _report(
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arm_names}
     leaving_steps = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
     figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], leaving_steps))
-    shares = last_layer.measure(configs, directories)
-    for arm, of_arm in shares.items():
-        numbers["arms"][arm]["last_layer"] = of_arm
+    for name, measure in (("last_layer", last_layer.measure), ("following", following.measure)):
+        for arm, of_arm in measure(configs, directories).items():
+            numbers["arms"][arm][name] = of_arm
     if scored[first_run]:
         by_arm = {arm: [scored[arm, seed] for seed in seeds] for arm in arm_names}
         numbers["translations"] = report.translation_numbers(first.translation, by_arm)

@@ -22,7 +22,7 @@ from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.masked_lm import MLM
-from ag_jax.pretraining import corpus, findings, last_layer
+from ag_jax.pretraining import corpus, findings, following, last_layer
 from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.scores import TestResult
@@ -211,13 +211,15 @@ def sections(
     """Return the sections of the report of a comparison of runs.
 
     content: the numbers of the report: those of `numbers`, the results of `translation_numbers` as `translations`, and
-        of `last_layer.measure` as `last_layer` of each arm, if there are any.
+        of `last_layer.measure` as `last_layer`, and of `following.measure` as `following`, of each arm, if there are
+        any.
     compared: what was compared.
     figures: by the title of their section, figures and paragraphs about them. Those of the first section, which has no
         title, stand below `compared`.
     """
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     last_layers = {name: of_arm["last_layer"] for name, of_arm in content["arms"].items() if "last_layer" in of_arm}
+    follows = {name: of_arm["following"] for name, of_arm in content["arms"].items() if "following" in of_arm}
     settings = {arm.name: arm.settings for arm in arms}
     has_mask_decoder = any(of_arm.get("model.mask_decoder_passes") for of_arm in settings.values())
     found = [
@@ -225,6 +227,7 @@ def sections(
         _losses(primary, arms, content),
         *(_translations(name, test, content) for name, test in content.get("translations", {}).items()),
         Section(ATTENTION, []),
+        *([following.section(follows)] if follows else []),
         *([last_layer.section(last_layers, has_mask_decoder)] if last_layers else []),
         *([masked_section(["Arm"], shares)] if shares else []),
     ]

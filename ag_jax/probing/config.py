@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ag_jax.data import local
+from ag_jax.data.probes.queries import From, Mode, To
 
 SEED = "{seed}"  # stands for the seed in the path of a checkpoint
-From = Literal["mean", "first"]
-To = Literal["sum", "mean"]
-Mode = Literal["mentions", "words", "positions"]
 Kind = Literal["coreference", "reflexives", "gap", "dependencies", "custom"]
 HELD_OUT = "held_out"  # the model's own texts, for head ablation
 # Settings that only some kinds of probe read; others must leave them at their defaults.

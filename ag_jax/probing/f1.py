@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ag_jax.analysis.heads.choosing import Head
+from ag_jax.analysis.heads.measuring import Measured
 from ag_jax.data.probes.queries import ALL, Probe
-from ag_jax.probing.choosing import Head
-from ag_jax.probing.measuring import Measured
 
 FEMININE, MASCULINE = "feminine", "masculine"  # kinds of query in GAP
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ag_jax.analysis.heads.measuring import HeadsModel
 from ag_jax.analysis.maps import Assignment
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import opening
@@ -19,23 +20,12 @@ from ag_jax.models.one_line import one_line
 
 
 @dataclasses.dataclass(frozen=True)
-class ProbedModel:
+class ProbedModel(HeadsModel):
     """An encoder whose attention is probed.
 
-    description: where the model comes from, for people.
-    model: the encoder, in a model whose heads are not used.
-    params: the parameters of the encoder, as `encoder`.
-    tokenizer: its tokenizer.
-    longest: number of tokens of the longest text that it is given: the longest one that it was trained on, for an
-        imported model its number of positions.
     assignment: the heads that guidance pulled towards patterns.
     """
 
-    description: str
-    model: PretrainingModel
-    params: Any
-    tokenizer: Tokenizer
-    longest: int
     assignment: Assignment = Assignment()
 
     __repr__ = one_line

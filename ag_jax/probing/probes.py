@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ag_jax.analysis.heads.encoding import word_lengths
 from ag_jax.data.probes import checking, coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing.config import ProbeConfig
-from ag_jax.probing.encoding import word_lengths
 from ag_jax.probing.models import ProbedModel
 from ag_jax.settings import imported
 

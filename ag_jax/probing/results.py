@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from ag_jax.data.probes.queries import Probe
+from ag_jax.analysis.heads import measuring
+from ag_jax.analysis.heads.measuring import ARRAYS, Measured
+from ag_jax.analysis.heads.rows import Convention
+from ag_jax.data.probes.queries import Mode, Probe
 from ag_jax.distributed.terminal import tenths
 from ag_jax.grid import store
 from ag_jax.grid.cells import Artifact, Cell, Result
-from ag_jax.probing import measuring
-from ag_jax.probing.config import Mode, ProbeConfig
-from ag_jax.probing.measuring import ARRAYS, Measured
+from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.rows import Convention
 
 VERSION = 2  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 
@@ -53,7 +53,7 @@ class ProbeCell(Cell):
     @functools.cached_property
     def inputs(self) -> Mapping[str, str]:
         """Digests of the model, of the queries with their windows, and of the settings."""
-        windows = [window.words for window in self.probe.windows]
+        windows = [of.words if of.spaces is None else (of.words, of.spaces) for of in self.probe.windows]
         queries = [list(vars(query).values()) for query in self.probe.queries]
         return {
             "model": store.digest(self.probed.digest, self.probed.longest),

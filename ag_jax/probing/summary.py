@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data.probes.queries import ALL, Probe
+from ag_jax.analysis.heads import choosing
+from ag_jax.analysis.heads.choosing import Chosen, Interval, Table
+from ag_jax.analysis.heads.measuring import ARRAYS, Measured
+from ag_jax.data.probes.queries import ALL, Mode, Probe
 from ag_jax.evaluation.significance import over_seeds, spread
-from ag_jax.probing import choosing, f1
-from ag_jax.probing.choosing import Chosen, Interval, Table
-from ag_jax.probing.config import Mode
-from ag_jax.probing.measuring import ARRAYS, Measured
+from ag_jax.probing import f1
 from ag_jax.probing.results import ProbeResult
 
 OFFSET = "offset"  # beginning of the names of baselines of a fixed distance

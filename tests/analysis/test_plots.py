@@ -115,15 +115,17 @@ def test_heads_beside_their_targets(kind, counts):
 
 
 def test_heads_during_training_beside_those_of_another_model():
-    """The other model's maps are measured by the same patterns, and have no frame."""
+    """The other model's maps are measured by the same patterns, and framed by its own."""
     stages = [(f"ag, step {step}", examples.sentence(layers=3, seed=step), ASSIGNMENT) for step in (0, 7)]
-    stages.append(("plain, step 7", examples.sentence(layers=3, seed=5), Assignment()))
+    stages.append(("other, step 7", examples.sentence(layers=3, seed=5), Assignment((("head", 1),))))
+    colours = {name: matplotlib.colors.to_rgba(colour) for name, colour in canvas.colours([*PATTERNS, "head"]).items()}
     drawn = panels(plots.draw_training(stages, tiny.SPECIAL, 1))
     assert len(drawn) == 2 * 4 + 3
     for row, (head, name) in enumerate(((0, "next"), (1, "period"), (2, None))):
         for panel, (label, attention, assignment) in zip(drawn[4 * row :], stages, strict=False):
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[1, head])
-            framed = COLOURS[name] if name and assignment.counts else matplotlib.colors.to_rgba("0.5")
+            guide = assignment.of_layer(3)[head]
+            framed = colours[guide] if guide else matplotlib.colors.to_rgba("0.5")
             assert panel.spines["left"].get_edgecolor() == framed
             mass = name and maps.attention_mass(attention, tiny.SPECIAL, assignment)[name][1, head]
             title = [*[label] * (row == 0), *([f"{mass:.2f} on {maps.title(name)}"] if name else [])]

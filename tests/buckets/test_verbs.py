@@ -197,7 +197,7 @@ def test_probes(bucket, tmp_path, one_device, monkeypatch):
     assert in_bucket.keys() == on_disk.keys() >= {"report.json", "scores.csv"}
     assert in_bucket == on_disk
     bucket.written.clear()
-    monkeypatch.setattr("ag_jax.probing.measuring.measure", None)
+    monkeypatch.setattr("ag_jax.analysis.heads.measuring.measure", None)
     assert measure(*places[1]) == in_bucket
     assert not [name for name in bucket.written if name.endswith((".npz", "result.json"))]
 

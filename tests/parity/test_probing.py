@@ -7,12 +7,12 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 
 import numpy as np
 
+from ag_jax.analysis.heads.measuring import measure
+from ag_jax.analysis.heads.rows import Convention
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Probe, Query, Window
-from ag_jax.probing.measuring import measure
 from ag_jax.probing.models import open_model
-from ag_jax.probing.rows import Convention
 from tests.cases import some
 from tests.parity import examples
 

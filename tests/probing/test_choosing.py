@@ -6,12 +6,13 @@ import math
 import numpy as np
 import pytest
 
+from ag_jax.analysis.heads import choosing, scores
+from ag_jax.analysis.heads.choosing import ALL, Table
+from ag_jax.analysis.heads.encoding import EncodedWindow
+from ag_jax.analysis.heads.measuring import Measured
+from ag_jax.analysis.heads.scores import Choices
 from ag_jax.data.probes.queries import Probe, Query, Window
-from ag_jax.probing import choosing, f1, scores
-from ag_jax.probing.choosing import ALL, Table
-from ag_jax.probing.encoding import EncodedWindow
-from ag_jax.probing.measuring import Measured
-from ag_jax.probing.scores import Choices
+from ag_jax.probing import f1
 
 QUERY = Query(window=0, at=5, begin=4, candidates=((0,), (2, 3), (6,)), right=(1,), answers=(2, 3), kind="x")
 

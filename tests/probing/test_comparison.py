@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from ag_jax.analysis.heads import measuring
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import initial_weights
-from ag_jax.probing import comparison, measuring, probes
+from ag_jax.probing import comparison, probes
 from ag_jax.probing import report as report_text
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel

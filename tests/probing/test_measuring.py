@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.analysis.heads import measuring, scores
+from ag_jax.analysis.heads.encoding import encode
+from ag_jax.analysis.heads.measuring import Measured, measure
+from ag_jax.analysis.heads.rows import Convention, attention_rows
 from ag_jax.data.probes.queries import Query
 from ag_jax.grid import run as grid
 from ag_jax.grid.cells import Stage
-from ag_jax.probing import measuring, report, results, scores, summary
+from ag_jax.probing import report, results, summary
 from ag_jax.probing.config import ProbeConfig
-from ag_jax.probing.encoding import encode
-from ag_jax.probing.measuring import Measured, measure
-from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 SHAPE = 2, 3  # layers and heads

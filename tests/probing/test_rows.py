@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from ag_jax.analysis.heads import rows
+from ag_jax.analysis.heads.encoding import encode, word_lengths
+from ag_jax.analysis.heads.rows import Convention, attention_rows
 from ag_jax.data.probes.queries import Window
-from ag_jax.probing import rows
-from ag_jax.probing.encoding import encode, word_lengths
-from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 WINDOWS = encode(examples.windows(), examples.tokenizer(), 97).windows

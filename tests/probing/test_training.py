@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 
+from ag_jax.analysis.heads import measuring
 from ag_jax.distributed import lock
 from ag_jax.grid import run as grid
 from ag_jax.pretraining import run, run_directory
-from ag_jax.probing import comparison, measuring
+from ag_jax.probing import comparison
 from ag_jax.settings import config_files
 from ag_jax.training.journal import NonFiniteError
 from tests import commands

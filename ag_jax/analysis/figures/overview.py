@@ -32,9 +32,10 @@ NARROWEST_TILE = 0.55  # minimum height and width of a map in the overview, in i
 MOST_NUMBERS = 12  # maximum number of heads for which there is room to write each mass
 
 
-def pattern_colours(maps: AttentionMaps, assignment: Assignment) -> dict[str, str]:
+def pattern_colours(maps: AttentionMaps, *assignments: Assignment) -> dict[str, str]:
     """Return {pattern: colour} of all built-in patterns, whose colours never change, and of others that guide heads."""
-    return canvas.colours([*PATTERNS, *pattern_names(maps, assignment)])
+    others = [name for assignment in assignments for name in pattern_names(maps, assignment)]
+    return canvas.colours([*PATTERNS, *others])
 
 
 def _outline(axes: Axes, column: float, row: float, width: float, height: float, colour: str) -> None:

@@ -170,7 +170,7 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
     size = canvas.map_size(len(first.row_tokens), len(first.tokens), longest)
     figure = Figure((wide * size.width + 1.0, len(rows) * (size.height + 0.25) + 1.4), layout="compressed")
     axes = figure.subplots(len(rows), wide, squeeze=False)
-    colours = pattern_colours(first, assignment)
+    colours = pattern_colours(first, *(column.assignment for column in columns))
     masses = [_Masses.of(column.maps, special, assignment) for column in columns]
     for row, head in enumerate(rows):
         owner = owners[head]

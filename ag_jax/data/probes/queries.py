@@ -6,9 +6,13 @@ correctly if that word is one of the query's answers (Clark et al. 2019, section
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
+From = Literal["mean", "first"]  # attention from a word of several tokens
+To = Literal["sum", "mean"]  # attention to a word of several tokens
+Mode = Literal["mentions", "words", "positions"]  # among what a head chooses
 ALL = "all"  # in reports, the kind that stands for the queries of every kind
 
 
@@ -18,10 +22,12 @@ class Window:
 
     document: name of the document, of which windows are parts; confidence intervals resample documents.
     words: the text, as words.
+    spaces: whether a space follows each word; None stands for a space after every word.
     """
 
     document: str
     words: tuple[str, ...]
+    spaces: tuple[bool, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,8 @@ Pointers = dict[str, np.ndarray]
 Trees = dict[int, np.ndarray]  # the heads of the last sentence of each number of words, for `other_tree`
 NONE = -1  # in place of the index of the word to which a word points
 WORDS = "words"  # key of the words in a JSON object
+# Name under which a text has its punctuation marks, each of which points to itself. No column can have such a name.
+PUNCTUATION = "upos=PUNCT"
 
 
 class Columns(NamedTuple):

@@ -16,8 +16,8 @@ import numpy as np
 from ag_jax.data.records import annotated
 
 COLUMNS = 10
-_KEPT = operator.itemgetter(1, 6, 7, 9)
-FORM, HEAD, RELATION, MISC = range(4)  # what `Sentence.words` keeps of the columns
+_KEPT = operator.itemgetter(1, 3, 6, 7, 9)
+FORM, UPOS, HEAD, RELATION, MISC = range(5)  # what `Sentence.words` keeps of the columns
 # A part of `Entity=`: the mention that begins, that ends, or that does both.
 _BRACKET = re.compile(r"(\()?([^()]+)(\))?")
 _PART = re.compile(r"(.*)\[(\d+)/\d+\]")  # of a mention that is not continuous
@@ -36,7 +36,7 @@ class Sentence(NamedTuple):
     """A sentence of a CoNLL-U file.
 
     line: number of the line of its first word.
-    words: the columns `FORM`, `HEAD`, `RELATION` and `MISC` of each word.
+    words: the columns `FORM`, `UPOS`, `HEAD`, `RELATION` and `MISC` of each word.
     ranges: words that are written as one.
     newdoc: (name, line) of the comment that begins a document before this sentence; None if none does.
     entity: the order of the parts of `Entity=`, as the last such comment of the file says; "" if none does.
@@ -222,6 +222,9 @@ def _column(document: Document, name: str) -> np.ndarray | None:
         return None
     if name == "antecedent":
         return _antecedents(document)
+    if name == annotated.PUNCTUATION:
+        words = itertools.chain.from_iterable(sentence.words for sentence in document.sentences)
+        return np.array([at if word[UPOS] == "PUNCT" else annotated.NONE for at, word in enumerate(words)], np.int64)
     if name == "head":
         targets = [heads(sentence, document.place) for sentence in document.sentences]
     else:

@@ -187,17 +187,22 @@ def pieces_of_words(
     return [word or [unknown] for word in pieces]
 
 
-def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> list[int]:
+def words_of_tokens(
+    words: Sequence[str], places: Sequence[tuple[int, int]], spaces: Sequence[bool] | None = None
+) -> list[int]:
     """Return the index of the word to which each token belongs.
 
     It is the word of the first character that is not white space. A token of white space alone belongs to the word
     after it.
 
     For `words` and `places` see `pieces_of_words`.
+
+    spaces: whether a space follows each word; None stands for a space after every word.
     """
-    text = " ".join(words)
+    text = text_of_words(words, spaces)
     # The word of each character, where the space after a word belongs to that word.
-    word_of_character = np.repeat(np.arange(len(words)), [len(word) + 1 for word in words]).tolist()
+    lengths = np.fromiter(map(len, words), np.int64) + (1 if spaces is None else np.asarray(spaces, np.int64))
+    word_of_character = np.repeat(np.arange(len(words)), lengths).tolist()
     word_indices = []
     for begin, end in places:
         while begin < end and text[begin].isspace():
@@ -206,6 +211,13 @@ def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> 
             begin = min(begin, len(text) - 1)
         word_indices.append(word_of_character[begin])
     return word_indices
+
+
+def text_of_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> str:
+    """Return the text of some words, as `words_of_tokens` reads it: without a space after the last word."""
+    if spaces is None:
+        return " ".join(words)
+    return "".join(word + " " * space for word, space in zip(words, (*spaces[:-1], False), strict=True))
 
 
 def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings) -> tuple[FeatureRow, bool]:

@@ -54,6 +54,21 @@ def split(config: DataConfig, left_out: Counter[str] | None = None, pointers: Se
         yield from _cut_each(documents, count, config.validation_fraction)
 
 
+def held_out(config: DataConfig, share: float, pointers: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the texts of a config that are held out for validation, in the order of the source.
+
+    config: the settings, with the `validation_fraction` of which `Corpus.held_out` says that it was held out.
+    share: share of the whole documents that are held out by it that were kept for validation, as said there.
+    pointers: names of the annotations that documents have with them.
+    """
+    if config.validation_source:
+        field, skip = config.text_field, config.skip_null
+        yield from sources.documents(config.validation_source, field, skip_null=skip, pointers=pointers)
+        return
+    texts = (piece.texts[0] for piece in split(config, pointers=pointers) if piece.held_out)
+    yield from (text for number, text in enumerate(texts) if share == 1 or is_held_out(number, share))
+
+
 def holds_out_documents(config: DataConfig) -> bool:
     """Return whether whole documents are held out of `data.source` for validation; reads only the first documents."""
     return not config.validation_source and _count(_training_texts(config)) == MANY_DOCUMENTS

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ag_jax.analysis.heads import choosing
 from ag_jax.data.probes.queries import ALL
-from ag_jax.probing import choosing
 from ag_jax.probing.ablation import heads
 from ag_jax.probing.ablation.heads import Resampled
 from ag_jax.probing.ablation.results import Ablated

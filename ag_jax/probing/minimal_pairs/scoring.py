@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ag_jax.analysis.heads.encoding import EncodedWindow, encode
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.data.probes.queries import Window
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop.opening import WordModel
-from ag_jax.probing.encoding import EncodedWindow, encode
 
 SCORES = ("token", "word_l2r")
 ROWS, TARGETS = 128, 2  # of a batch, and of a row: the two sentences of a pair may share a masked row

@@ -6,22 +6,45 @@ candidates of a query.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from ag_jax.data.probes.queries import Probe, Query
-from ag_jax.probing import scores
-from ag_jax.probing.config import Mode
-from ag_jax.probing.encoding import EncodedWindow, encode
-from ag_jax.probing.models import ProbedModel
-from ag_jax.probing.rows import Convention, Unit, attention_rows
-from ag_jax.probing.scores import Choices
+from ag_jax.analysis.heads import scores
+from ag_jax.analysis.heads.encoding import EncodedWindow, encode
+from ag_jax.analysis.heads.rows import Convention, Unit, attention_rows
+from ag_jax.analysis.heads.scores import Choices
+from ag_jax.data.probes.queries import Mode, Probe, Query
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.one_line import one_line
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
 # The arrays of `Measured`, each with the queries as its first axis.
 ARRAYS = ("queries_Q", "scores_QNH", "chosen_QNH", "chance_Q", "confusion_QNH", "mass_QNH")
 NO_TOKEN = "words without a token, read as unknown words"
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadsModel:
+    """An encoder whose heads are measured.
+
+    description: where the model comes from, for people.
+    model: the encoder, in a model whose heads for predictions are not used.
+    params: the parameters of the encoder, as `encoder`.
+    tokenizer: its tokenizer.
+    longest: number of tokens of the longest text that it is given: the longest one that it was trained on, for an
+        imported model its number of positions.
+    """
+
+    description: str
+    model: PretrainingModel
+    params: Any
+    tokenizer: Tokenizer
+    longest: int
+
+    __repr__ = one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +71,7 @@ class Measured:
 
 
 def measure(
-    probed: ProbedModel,
+    probed: HeadsModel,
     probe: Probe,
     modes: Sequence[Mode],
     convention: Convention = Convention(),
@@ -126,7 +149,7 @@ def _weights_and_choices(
 class _Collector:
     """Collector of the scores of all heads in one mode, batch by batch."""
 
-    def __init__(self, queries: int, probed: ProbedModel, *, has_confusion: bool, has_mass: bool):
+    def __init__(self, queries: int, probed: HeadsModel, *, has_confusion: bool, has_mass: bool):
         config = probed.model.config
         shape = (queries, config.layers, config.heads)
         self.scores, self.chosen = np.zeros(shape, np.float32), np.zeros(shape, np.int16)

@@ -1,6 +1,7 @@
 """Tokenisation of windows (texts as words) into rows of token ids, with the positions of each word's tokens.
 
-A word is encoded as in running text, with a space before it, also the first word of a window.
+A word is encoded as in running text, with a space before it, also the first word of a window; other words have none if
+the window says so (`Window.spaces`).
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ag_jax.data.probes.queries import Window
-from ag_jax.data.tasks.encoding import words_of_tokens
+from ag_jax.data.tasks.encoding import text_of_words, words_of_tokens
 from ag_jax.data.tokenizers import Tokenizer
 
 
@@ -43,7 +44,7 @@ def encode(windows: Sequence[Window], tokenizer: Tokenizer, longest: int) -> Enc
     """Tokenise windows, the texts that a model reads at once; one with more than `longest` tokens becomes None."""
     specials = tokenizer.specials
     encoded, unknown = [], 0
-    for ids, counts in _located([window.words for window in windows], tokenizer):
+    for ids, counts in _located(windows, tokenizer):
         missing = np.flatnonzero(counts == 0)
         if missing.size:
             ids = np.insert(ids, (np.cumsum(counts) - counts)[missing], specials.unknown)
@@ -59,23 +60,23 @@ def word_lengths(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[int]]:
     """Return a function from the words of a text to the number of tokens of each word, 0 for words that are dropped."""
 
     def lengths(words: Sequence[str]) -> list[int]:
-        ((_, counts),) = _located([words], tokenizer)
+        ((_, counts),) = _located([Window("", tuple(words))], tokenizer)
         return counts.tolist()
 
     return lengths
 
 
-def _located(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (token ids, number of tokens of each word) for each text.
+def _located(windows: Sequence[Window], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (token ids, number of tokens of each word) for each window.
 
     A word whose characters the tokenizer drops has 0 tokens.
     """
     # The empty first word stands for the space before the first word of the text. Its own tokens, if it has any, are
     # left out.
-    spaced = [("", *words) for words in texts]
-    located = tokenizer.locate_batch([" ".join(words) for words in spaced])
-    for words, (ids, places) in zip(spaced, located, strict=True):
-        word_T = np.asarray(words_of_tokens(words, places), np.int64)
+    texts = [(("", *of.words), None if of.spaces is None else (True, *of.spaces)) for of in windows]
+    located = tokenizer.locate_batch([text_of_words(words, spaces) for words, spaces in texts])
+    for (words, spaces), (ids, places) in zip(texts, located, strict=True):
+        word_T = np.asarray(words_of_tokens(words, places, spaces), np.int64)
         order = np.argsort(word_T, kind="stable")
         first, *counts = np.bincount(word_T, minlength=len(words))
         yield np.asarray(ids, np.int64)[order][first:], np.asarray(counts, np.int64)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ag_jax.data.probes.queries import Query
-from ag_jax.probing.config import Mode
-from ag_jax.probing.encoding import EncodedWindow
+from ag_jax.analysis.heads.encoding import EncodedWindow
+from ag_jax.data.probes.queries import Mode, Query
 
 MODES: tuple[Mode, ...] = ("mentions", "words", "positions")
 ROUNDING = 1e-6  # relative

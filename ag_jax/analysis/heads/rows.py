@@ -21,10 +21,10 @@ import jax
 import numpy as np
 
 from ag_jax.analysis import maps
+from ag_jax.analysis.heads.encoding import EncodedWindow
+from ag_jax.data.probes.queries import From, To
 from ag_jax.models.encoder import Ports
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.probing.config import From, To
-from ag_jax.probing.encoding import EncodedWindow
 
 Unit = Literal["word", "position"]
 LENGTH_STEP = 32  # rows are padded to multiples of it, so that few programs are compiled
