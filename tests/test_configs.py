@@ -98,6 +98,7 @@ def corpora(tmp_path_factory):
     REQUIRED["finetune/downstream.py"] = f"runs={folder},tasks=sst2"
     REQUIRED["finetune/own.py"] = "checkpoint=C,train=a.csv"
     REQUIRED["ag/table8_probes.py"] = "data=texts"
+    REQUIRED["ag/pointers.py"] = "source=trees.conllu"
     REQUIRED[TRANSLATION] = f"data={folder}"
     REQUIRED["roberta/table4_data_and_steps.py"] = "data=texts/"
     REQUIRED["babylm/strict_small.py"] = REQUIRED["babylm/strict.py"] = "source=texts/"

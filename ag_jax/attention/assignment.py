@@ -20,8 +20,9 @@ OF_SOURCES = ("diagonal", "alignment")  # of attention to a source
 
 
 def is_usable(name: str) -> bool:
-    """Return whether the pattern called `name` has a target in any text: not if its code may not be imported, nor if
-    its targets are those of annotated text.
+    """Return whether the pattern called `name` has targets in any text, without annotation.
+
+    A custom pattern has some only if its code may be imported.
     """
     return name in (*PATTERNS, *REPETITIONS, "diagonal") or ("." in name and imported.is_allowed(name))
 

@@ -252,13 +252,13 @@ class Guided(Wrapper):
 
 
 def _columns(batch: Batch) -> Array:
-    """Return the positions to which tokens point, `PBL` (column of pointers, batch, length), -1 for none.
+    """Return the positions to which tokens point, `CBL` (column of pointers, batch, length), -1 for none.
 
     The batch has offsets, of which -32768 stands for none, and leads to a position below 0 from any position.
     """
-    offset_PBL = batch["pointers"].swapaxes(0, 1).astype(jnp.int32)
-    position_11L = jnp.arange(offset_PBL.shape[-1], dtype=jnp.int32)[None, None, :]
-    return jnp.maximum(position_11L + offset_PBL, -1)
+    offset_CBL = batch["pointers"].swapaxes(0, 1).astype(jnp.int32)
+    position_11L = jnp.arange(offset_CBL.shape[-1], dtype=jnp.int32)[None, None, :]
+    return jnp.maximum(position_11L + offset_CBL, -1)
 
 
 def _chosen(batch: Batch, tokens_BL: Array) -> Array:

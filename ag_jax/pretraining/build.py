@@ -64,7 +64,7 @@ def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
 
 def assignment(config: ExperimentConfig) -> Assignment:
     """Return which heads of the encoder are guided by which pattern."""
-    return assign_encoder_heads(config.guidance, config.model.heads, config.model.local_layers)
+    return assign_encoder_heads(config.guidance, config.model.heads, config.model.local_layers, config.data.pointers)
 
 
 def make_objective(
@@ -83,7 +83,8 @@ def make_objective(
     objective = workload_of(config).make_objective(config, vocabulary, model, devices)
     special, guided = special_tokens(vocabulary), hyperparameters.in_guidance(config.guidance)
     steps = config.training.steps
-    return guided_and_attacked(objective, guided, config.adversarial, model.config, special, steps, trace)
+    columns = config.data.pointers
+    return guided_and_attacked(objective, guided, config.adversarial, model.config, special, steps, trace, columns)
 
 
 def guided_and_attacked(
@@ -94,6 +95,7 @@ def guided_and_attacked(
     special: PatternTokens,
     steps: int,
     trace: Trace | None = None,
+    columns: tuple[str, ...] = (),
 ) -> Objective:
     """Return `objective` wrapped in attention guidance and an adversarial attack, each only if its config enables it.
 
@@ -101,14 +103,16 @@ def guided_and_attacked(
     special: the token ids that patterns look for.
     steps: the number of steps of the run, for schedules.
     trace: the shares that `adversarial.method=scheduled` masks; None reads them from the run that its settings name.
+    columns: names of the columns of pointers in the batches, `data.pointers`.
     """
     if guidance_config.mode != "none":
         objective = Guided(
             inner=objective,
             config=guidance_config,
-            assignment=assign_heads(guidance_config, encoder.heads),
+            assignment=assign_heads(guidance_config, encoder.heads, columns),
             heads=encoder.heads,
             special=special,
+            columns=columns,
             alpha=guidance.coefficient_schedule(guidance_config, steps),
             decoder_assignment=assign_decoder_heads(guidance_config, encoder.heads),
             cross_assignment=assign_cross_heads(guidance_config, encoder.heads),

@@ -6,7 +6,13 @@ from typing import Annotated, Any
 from annotated_types import Ge
 from etils import epath
 
-from ag_jax.attention.assignment import assign_cross_heads, assign_decoder_heads, assign_heads, layer_numbers
+from ag_jax.attention.assignment import (
+    assign_cross_heads,
+    assign_decoder_heads,
+    assign_heads,
+    layer_numbers,
+    read_heads,
+)
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import read_json, reading
@@ -114,10 +120,26 @@ class ExperimentConfig:
                 "guidance loss: set mode=loss, or alpha_rule=value and alpha"
             )
         # Only for their errors.
-        assign_heads(self.guidance, self.model.heads)
+        self._check_pointers()
+        assign_heads(self.guidance, self.model.heads, self.data.pointers)
         layer_numbers(self.guidance, self.model.local_layers)
         assign_decoder_heads(self.guidance, self.model.heads)
         assign_cross_heads(self.guidance, self.model.heads)
+
+    def _check_pointers(self) -> None:
+        """Raise ValueError for annotations as a bias of the scores, and for a pattern without its file."""
+        if self.guidance.mode == "none":
+            return
+        heads = dict(read_heads("guidance.heads", self.guidance.heads)) if self.guidance.heads else {}
+        if self.guidance.mode == "bias" and (named := [name for name in self.data.pointers if name in heads]):
+            raise ValueError(
+                f"guidance.mode=bias adds targets to the scores, and those of {named[0]} are annotations of words that "
+                "the model has to predict: set guidance.mode=loss"
+            )
+        if "alignment" in (self.guidance.cross_heads or "") and not self.data.alignments:
+            raise ValueError(
+                f"guidance.cross_heads={self.guidance.cross_heads} needs data.alignments, the file of aligned words"
+            )
 
     def check_rows(self, parts: int) -> None:
         """Raise ValueError if the rows of a microbatch cannot be split into `parts` parts of equal size."""
