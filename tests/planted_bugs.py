@@ -52,6 +52,27 @@ class Bug:
 
 BUGS = (
     Bug(
+        "the head that a report scores is chosen by the sentences on which it is scored",
+        "ag_jax/pretraining/following.py",
+        "measured.scores_QNH[is_chosen_Q & development_Q]",
+        "measured.scores_QNH[is_chosen_Q & ~development_Q]",
+        "tests/pretraining/test_following.py",
+    ),
+    Bug(
+        "a probe of pointers takes n't for a word of its own, although it begins in the token of do",
+        "ag_jax/data/probes/pointers.py",
+        "(np.diff(token_W) > 0)",
+        "(np.diff(token_W) >= 0)",
+        "tests/data/probes/test_pointers.py",
+    ),
+    Bug(
+        "heads are scored on documents that data.validation_tokens left to training",
+        "ag_jax/data/text/holdout.py",
+        "if share == 1 or is_held_out(number, share)",
+        "if number >= 0",
+        "tests/data/text/test_pointers.py",
+    ),
+    Bug(
         "the cross-entropy of a pattern is divided by the tokens of a text, not by its queries with a target",
         "ag_jax/attention/guidance.py",
         "segments.totals(rows_BQ.astype(jnp.float32), segments_BQ)",

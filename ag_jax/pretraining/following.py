@@ -43,6 +43,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return {arm: {column: [numbers of each seed]}} of the arms with `data.pointers`; see `of_column`.
 
+    Columns of which the held-out text has too few words are left out, and `offset_by_word`, which points from tokens.
+
     configs, directories: the config and the directory of the run of each (arm, seed).
     """
     result: dict[str, Any] = {}
@@ -55,8 +57,9 @@ def measure(
         key = config.data, opened.tokenizer.fingerprint(), opened.length
         if key not in made:
             made[key] = _probes(config, directories[arm, seed], columns, opened)
-        for column, numbers in of_run(opened, made[key]).items():
-            result.setdefault(arm, {}).setdefault(column, []).append(numbers)
+        found, of_arm = of_run(opened, made[key]), result.setdefault(arm, {})
+        for column in filter(found.__contains__, columns):
+            of_arm.setdefault(column, []).append(found[column])
     return result
 
 
@@ -184,9 +187,9 @@ def section(arms: Mapping[str, Any]) -> Section:
     """Return the report's section on how often heads look at the words to which pointers point, from `measure`."""
     columns = list(dict.fromkeys(column for of_arm in arms.values() for column in of_arm))
     if not columns:
-        return Section(TITLE, [])
-    first = next(iter(arms.values()))
-    sentences = next(iter(first.values()))[0]["sentences"]
+        nothing = "The held-out text has too few words with a pointer: hold out more annotated text."
+        return Section(TITLE, [nothing])
+    sentences = next(of_arm[columns[0]] for of_arm in arms.values() if columns[0] in of_arm)[0]["sentences"]
     explained = (
         "How often a head looks most at the word that the text names: the share of the words with a pointer, from 0 to "
         f"1, on {sentences:,} held-out sentences without masked tokens. Attention from a word is the mean over its "
@@ -232,7 +235,7 @@ def _of_column(column: str, arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     for (offset, *shares), names in of_offsets.items():
         of_arms = "" if len(of_offsets) == 1 else f" ({', '.join(names)})"
         rows.append([f"best fixed offset{of_arms}: {offset}", DASH, *shares])
-    numbers = f"{first['words']['all']:,} words, {first['words'][WORDS[0]]:,} {WORDS[0]}"
+    numbers = f"{first['words']['all']:,} words in the other half, {first['words'][WORDS[0]]:,} {WORDS[0]}"
     read = "each sentence alone" if first["is_alone"] else "as many sentences together as it was trained on"
     return [
         f"**{column}**: {numbers}. The model read {read}.",
@@ -254,10 +257,12 @@ def _by_layers(
         of_layers = zip(*(of_seed["shares"][WORDS[0]][group] for of_seed in seeds), strict=True)
         values = ([value for value in of_layer if value is not None] for of_layer in of_layers)
         rows.append([label, *(str(spread(of_layer)) if of_layer else DASH for of_layer in values)])
-    rows += [
-        [f"{arm}, pointers that the layer does not see", *(f"{share:.3f}" for share in seeds[0]["unseen"])]
-        for arm, seeds in arms.items()
-        if "unseen" in seeds[0]
-    ]
+    unseen: dict[tuple[str, ...], list[str]] = {}
+    for arm, seeds in arms.items():
+        if "unseen" in seeds[0]:
+            unseen.setdefault(tuple(f"{share:.3f}" for share in seeds[0]["unseen"]), []).append(arm)
+    for shares, names in unseen.items():
+        of_arms = "" if len(names) == len(arms) else f" ({', '.join(names)})"
+        rows.append([f"pointers that the layer does not see{of_arms}", *shares])
     width = max(map(len, rows), default=1)  # arms may have other numbers of layers
     return Table(["Layer", *map(str, range(width - 1))], [[*row, *[DASH] * (width - len(row))] for row in rows])

@@ -50,7 +50,7 @@ def pointers(
     word with a pointer. The baselines are those of fixed distance, up to ten words.
 
     texts: texts; those without annotations are left out.
-    columns: names of the columns; those that no text has are left out.
+    columns: names of the columns; those without a pointer in any text are left out.
     longest: number of tokens, with the begin and end tokens, that the model reads at once.
     most: number of sentences.
     """
@@ -58,7 +58,8 @@ def pointers(
     names = [name for name in columns if any(name in text.pointers for text in documents)]
     alone = [name for name in names if not any(_leaves_sentence(text, name) for text in documents)]
     groups = ((alone, True), ([name for name in names if name not in alone], False))
-    return [_probe(documents, of_group, is_alone, tokenizer, longest) for of_group, is_alone in groups if of_group]
+    probes = (_probe(documents, of_group, is_alone, tokenizer, longest) for of_group, is_alone in groups if of_group)
+    return [of_group for of_group in probes if of_group.probe.queries]
 
 
 def _first_sentences(texts: Iterable[str], most: int) -> Iterator[Annotated]:

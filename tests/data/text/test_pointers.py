@@ -258,3 +258,27 @@ def test_from_files_to_batches(config, folder, monkeypatch):
 def test_names_that_no_text_has_are_refused(config):
     with pytest.raises(ValueError, match=r"has heads: .*far \(.*0.jsonl\), head \(.*, root"):
         pipeline.prepare(dataclasses.replace(config, pointers=("far", "heads")), quiet=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"validation_tokens": 300},  # of whole documents
+        {"source": "{folder}/0.jsonl", "validation_tokens": 90},  # of the last sentences of each document
+        {"source": "{folder}/0.jsonl:1,{folder}/1.jsonl:2"},
+        {"source": "{folder}/0.jsonl", "validation_source": "{folder}/1.jsonl"},
+    ],
+)
+def test_held_out_texts_are_those_of_the_rows_for_validation(config, folder, settings):
+    paths = {key: value.format(folder=folder) for key, value in settings.items() if isinstance(value, str)}
+    config = dataclasses.replace(config, **settings | paths)
+    corpus = pipeline.prepare(config, quiet=True)
+    texts = [text for texts in pipeline.held_out_texts(config, corpus, ("head",)) for text in texts]
+    sentences = [
+        sentence for text in texts for sentence in (text.sentences() if isinstance(text, Annotated) else [text])
+    ]
+    ids = [token for sentence in corpus.tokenizer.encode_batch(sentences) for token in sentence]
+    rows = np.concatenate([corpus.validation.row(number) for number in range(len(corpus.validation))])
+    np.testing.assert_array_equal(ids, rows[~np.isin(rows, corpus.tokenizer.special_ids)])
+    assert any(isinstance(text, Annotated) and (text.pointers["head"] >= 0).any() for text in texts)
