@@ -15,7 +15,7 @@ IN_THE_PAPERS = {
     "asa": "tables 1 2 3 4 5 6; figures 1 4a 4b 5 6; sections 5.2",
 }
 # Configs of a paper's folder that train models for another one, or are no experiment of the paper.
-WITHOUT_ROW = {"ag/table8_training", "asa/real_weights"}
+WITHOUT_ROW = {"ag/pointers", "ag/table8_training", "asa/real_weights"}
 
 pages, reproductions, evidence, guidance = scripts.load("pages", "reproductions", "evidence_tables", "guidance_tables")
 GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
