@@ -50,6 +50,7 @@ class Point:
 
 
 AnyPoint = TypeVar("AnyPoint", bound=Point)
+Group = TypeVar("Group")
 # The lines so far -> the points that may be computed now, also those that have a line, and whether no others follow.
 Points = Callable[[Sequence[Line]], tuple[Sequence[AnyPoint], bool]]
 
@@ -91,6 +92,18 @@ class PointCell(Cell):
         now = code_of(self.program)
         if any(self.code[name] != now[name] for name in ("package", "program")):
             raise ValueError(f"the code of {self.program} was changed since this program started: start it again")
+
+
+def chosen(tried: Mapping[Group, Sequence[AnyPoint]], lines: Sequence[Line]) -> dict[Group, AnyPoint] | None:
+    """Return the point of each group that has the lowest validation loss; None if any point has no line yet.
+
+    tried: the points of each group; one that failed has an infinite loss.
+    """
+    kind = type(next(iter(tried.values()))[0])
+    losses = {kind.of(line): line.get("validation_loss", float("inf")) for line in lines}
+    if any(point not in losses for points in tried.values() for point in points):
+        return None
+    return {group: min(points, key=losses.__getitem__) for group, points in tried.items()}
 
 
 def run(

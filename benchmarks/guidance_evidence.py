@@ -201,11 +201,10 @@ def by_scale(lines: Sequence[Line]) -> tuple[list[MuonRun], bool]:
     """
     groups = [*itertools.product(POSITIONS, ARMS)]
     tried = {group: [MuonRun(*group, scale, SEED_OF_SCALES) for scale in SCALES] for group in groups}
-    losses = {MuonRun.of(line): line.get("validation_loss", float("inf")) for line in lines}
     cells = [cell for group in groups for cell in tried[group]]
-    if not set(cells) <= losses.keys():
+    best = evidence.chosen(tried, lines)
+    if best is None:
         return cells, False
-    best = {group: min(tried[group], key=losses.__getitem__) for group in groups}
     return cells + [dataclasses.replace(best[group], seed=seed) for seed in SEEDS for group in groups], True
 
 

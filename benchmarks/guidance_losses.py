@@ -65,11 +65,10 @@ def ready(lines: Sequence[Line]) -> tuple[list[Run], bool]:
     tried = {
         loss: [Run(loss, alpha, *SETTINGS[0], SEED_OF_ALPHAS) for alpha in alphas] for loss, alphas in ALPHAS.items()
     }
-    losses = {Run.of(line): line.get("validation_loss", float("inf")) for line in lines}
     cells = [cell for of_loss in tried.values() for cell in of_loss]
-    if not set(cells) <= losses.keys():
+    best = evidence.chosen(tried, lines)
+    if best is None:
         return cells, False
-    best = {loss: min(of_loss, key=losses.__getitem__) for loss, of_loss in tried.items()}
     return cells + [
         Run(loss, best[loss].alpha, *setting, seed) for seed in SEEDS for setting in SETTINGS for loss in ALPHAS
     ], True

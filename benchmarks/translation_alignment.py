@@ -80,12 +80,12 @@ class Run(evidence.Point):
 def ready(lines: Sequence[Line]) -> tuple[list[Run], bool]:
     """Return the cells that choose alpha for each arm, and when these are done, all others; whether none follow."""
     tried = {arm: [Run(arm, alpha, 0.4, SEED_OF_ALPHAS) for alpha in ALPHAS] for arm in GUIDED}
-    losses = {Run.of(line): line.get("validation_loss", float("inf")) for line in lines}
     cells = list(itertools.chain.from_iterable(tried.values()))
-    if not set(cells) <= losses.keys():
+    best = evidence.chosen(tried, lines)
+    if best is None:
         return cells, False
-    best = {arm: min(of_arm, key=losses.__getitem__).alpha for arm, of_arm in tried.items()}
-    return cells + [Run(arm, best.get(arm, 0.0), 1.0, seed) for seed in SEEDS for arm in ARMS], True
+    alphas = {arm: cell.alpha for arm, cell in best.items()}
+    return cells + [Run(arm, alphas.get(arm, 0.0), 1.0, seed) for seed in SEEDS for arm in ARMS], True
 
 
 def trained(cell: Run, lines: Sequence[Line], root: epath.Path, data: str, files: Mapping[str, pathlib.Path]) -> Line:
