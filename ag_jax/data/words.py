@@ -95,3 +95,16 @@ def _completed(part: re.Match[str]) -> str:
     length = next((length for length, least in ((4, 0xF0), (3, 0xE0), (2, 0xC0)) if content[0] >= least), 1)
     character = (content + b"\x80" * length)[:length].decode(errors="replace")
     return "\ufffd" if character.isspace() and len(content) < length else character
+
+
+def first_tokens(starts_W: np.ndarray, stops_W: np.ndarray, spans_T2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the first token that ends behind the first character of each word, whether it is one of the word), `W`.
+
+    The word begins in this token, unless the tokenizer drops all of its characters: then it is one of a later word, or
+    the number of tokens. Positions are indices of characters.
+
+    starts_W, stops_W: first character of each word, and the one after its last.
+    spans_T2: the same of each token.
+    """
+    token_W = np.searchsorted(spans_T2[:, 1], starts_W, side="right")
+    return token_W, np.append(spans_T2[:, 0], np.iinfo(np.int64).max)[token_W] < stops_W

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ag_jax.data import words
 from ag_jax.data.records import files, formats
 from ag_jax.data.records.units import Unit
 from ag_jax.data.store import ABSENT
@@ -72,7 +73,7 @@ def aligned(unit: Unit, file: pathlib.Path) -> Unit:
 
 def _check(pair: AlignedPair, place: str) -> None:
     """Raise ValueError if the alignment of a pair is malformed, or names a word that the pair lacks."""
-    words = len(pair.source.split()), len(pair.target.split())
+    counts = len(pair.source.split()), len(pair.target.split())
     for item in pair.alignment.split():
         link = _LINK.fullmatch(item)
         if link is None:
@@ -80,7 +81,7 @@ def _check(pair: AlignedPair, place: str) -> None:
                 f"{place}: expected the numbers of a source and a target word, such as 0-0 1-2, got {item!r}; write "
                 "the alignments in the Pharaoh format"
             )
-        for side, text, count in zip(("source", "target"), link.groups(), words, strict=True):
+        for side, text, count in zip(("source", "target"), link.groups(), counts, strict=True):
             if int(text) >= count:
                 raise ValueError(
                     f"{place}: {item} names {side} word {text}, but the {side} text has {count} words, numbered from "
@@ -90,24 +91,22 @@ def _check(pair: AlignedPair, place: str) -> None:
 
 def source_words(pair: AlignedPair) -> np.ndarray:
     """Return the source word with which each target word goes, the first of several; `UNALIGNED` for none."""
-    words = np.full(len(pair.target.split()), UNALIGNED)
+    words_of_target = np.full(len(pair.target.split()), UNALIGNED)
     links = (item.split("-") for item in pair.alignment.split())
     for source, target in sorted(((int(source), int(target)) for source, target in links), reverse=True):
-        words[target] = source
-    return words
+        words_of_target[target] = source
+    return words_of_target
 
 
 def first_tokens(text: str, ranges: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the token that holds the first character of each word of a text; `UNALIGNED` for words without a token.
 
     ranges: (start, end) characters of each token, as in `Tokenizer.locate_batch`.
-
-    Of characters that the tokenizer drops, the next one of the word counts.
     """
-    begins, ends = np.array([word.span() for word in _WORD.finditer(text)], np.int64).reshape(-1, 2).T
-    starts_S, ends_S = np.array(ranges, np.int64).reshape(-1, 2).T
-    tokens = np.searchsorted(ends_S, begins, side="right")
-    has_token = np.append(starts_S, np.iinfo(np.int64).max)[tokens] < ends
+    spans_W2, spans_T2 = (
+        np.array(spans, np.int64).reshape(-1, 2) for spans in ([word.span() for word in _WORD.finditer(text)], ranges)
+    )
+    tokens, has_token = words.first_tokens(spans_W2[:, 0], spans_W2[:, 1], spans_T2)
     return np.where(has_token, tokens, UNALIGNED)
 
 
@@ -123,9 +122,9 @@ def source_tokens(
     """
     # A number that int16 does not hold is that of a text which is too long for any row (`DataConfig`).
     pointers = np.full(len(sources) + len(targets), ABSENT, np.int16)
-    to, words = first_tokens(pair.source, sources), source_words(pair)
+    to, aligned_words = first_tokens(pair.source, sources), source_words(pair)
     # From the last word to the first, which overwrites the others in its token.
-    for token, word in zip(first_tokens(pair.target, targets)[::-1], words[::-1], strict=True):
+    for token, word in zip(first_tokens(pair.target, targets)[::-1], aligned_words[::-1], strict=True):
         if token != UNALIGNED:
             pointer = UNALIGNED if word == UNALIGNED else to[word]
             pointers[len(sources) + token] = ABSENT if pointer == UNALIGNED else pointer

@@ -18,6 +18,7 @@ from ag_jax.data.probes import windows
 from ag_jax.data.probes.queries import Probe, Query, Window, fixed_offsets
 from ag_jax.data.records.annotated import NONE, PUNCTUATION, Annotated
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.words import first_tokens
 
 OFFSETS = range(-10, 11)  # of the baselines, in words
 OUTSIDE = "pointers out of the text that is read at once"
@@ -110,9 +111,7 @@ def _words(text: Annotated, tokenizer: Tokenizer) -> _Words:
     located = tokenizer.locate_batch(text.sentences())
     begins = [0, *text.ends_S.tolist()]
     spans = [(low + begin, high + begin) for begin, (_, of) in zip(begins, located, strict=False) for low, high in of]
-    starts_T, stops_T = np.array(spans, np.int64).reshape(-1, 2).T
-    token_W = np.searchsorted(stops_T, text.starts_W, side="right")
-    has_token_W = np.append(starts_T, len(text))[token_W] < text.stops_W  # not if the tokenizer drops its characters
+    token_W, has_token_W = first_tokens(text.starts_W, text.stops_W, np.array(spans, np.int64).reshape(-1, 2))
     is_first_W = np.append(True, (np.diff(token_W) > 0) | ~has_token_W[1:] | ~has_token_W[:-1])
     first_U = np.flatnonzero(is_first_W)
     begin_U, end_U = text.starts_W[first_U], np.maximum.reduceat(text.stops_W, first_U)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ag_jax.data import randomness, store
+from ag_jax.data import randomness, store, words
 from ag_jax.data.records.annotated import NONE, Annotated
 from ag_jax.data.store import ABSENT, TextStore
 
@@ -48,7 +48,8 @@ def offsets(
     counts_S = np.array([len(of_sentence) for of_sentence in spans], np.int64)
     flat = itertools.chain.from_iterable(itertools.chain.from_iterable(spans))
     spans_T2 = np.fromiter(flat, np.int64, 2 * counts_S.sum()).reshape(-1, 2)
-    starts_T, stops_T = (spans_T2 + np.repeat(begins_S, counts_S)[:, None]).T
+    spans_T2 += np.repeat(begins_S, counts_S)[:, None]
+    starts_T = spans_T2[:, 0]
     first_S = np.cumsum([0, *map(len, sentences)])  # of each text
     begins = np.append(begins_S, sizes_S.sum())[first_S]
     annotated = [(text, begin) for text, begin in zip(texts, begins, strict=False) if isinstance(text, Annotated)]
@@ -56,8 +57,8 @@ def offsets(
         return {}, Counter()
     starts_W = np.concatenate([text.starts_W + begin for text, begin in annotated])
     stops_W = np.concatenate([text.stops_W + begin for text, begin in annotated])
-    token_W = np.searchsorted(stops_T, starts_W, side="right")  # the first token that ends behind the word's begin
-    token_W[np.append(starts_T, sizes_S.sum())[token_W] >= stops_W] = NONE  # no token has any character of the word
+    token_W, has_token_W = words.first_tokens(starts_W, stops_W, spans_T2)
+    token_W[~has_token_W] = NONE
     # The word whose pointer each token has.
     owner_T = np.full(len(starts_T), NONE)
     if all_tokens:
