@@ -20,10 +20,6 @@ TEXT_SETTINGS = (
     *("text_field", "masking", "skip_words", "max_words"),
     *("expected_tokens", "expected_gigabytes", "validation_tokens", "pointers", "pointer_tokens"),
 )
-# Patterns of guidance that need no annotation, whose names no column of pointers may have.
-NO_POINTERS = frozenset(
-    "next prev first delim period same diagonal previous_same after_previous_same alignment".split()
-)
 TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram"]
 
 
@@ -243,11 +239,10 @@ class DataConfig:
                     f"{getattr(self, name)!r}"
                 )
         for name in self.pointers:
-            if not re.fullmatch(r"[\w-]+", name) or name in NO_POINTERS or self.pointers.count(name) > 1:
+            if not re.fullmatch(r"[\w-]+", name) or self.pointers.count(name) > 1:
                 raise ValueError(
                     f"data.pointers={','.join(self.pointers)} has {name!r}: expected different names of letters, "
-                    f"digits, _ and -, none of which is a pattern without annotation "
-                    f"({', '.join(sorted(NO_POINTERS))}); rename the column"
+                    "digits, _ and -; rename the column"
                 )
         if self.pack and self.format in PAIR_FORMATS:
             raise ValueError(

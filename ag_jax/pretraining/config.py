@@ -7,11 +7,13 @@ from annotated_types import Ge
 from etils import epath
 
 from ag_jax.attention.assignment import (
+    OF_SOURCES,
+    PATTERNS,
+    REPETITIONS,
     assign_cross_heads,
     assign_decoder_heads,
     assign_heads,
     layer_numbers,
-    read_heads,
 )
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
@@ -121,22 +123,25 @@ class ExperimentConfig:
             )
         # Only for their errors.
         self._check_pointers()
-        assign_heads(self.guidance, self.model.heads, self.data.pointers)
         layer_numbers(self.guidance, self.model.local_layers)
         assign_decoder_heads(self.guidance, self.model.heads)
         assign_cross_heads(self.guidance, self.model.heads)
 
     def _check_pointers(self) -> None:
-        """Raise ValueError for annotations as a bias of the scores, and for a pattern without its file."""
-        if self.guidance.mode == "none":
-            return
-        heads = dict(read_heads("guidance.heads", self.guidance.heads)) if self.guidance.heads else {}
-        if self.guidance.mode == "bias" and (named := [name for name in self.data.pointers if name in heads]):
+        """Raise ValueError for columns that are named as patterns, or read as a bias, and for a missing alignment."""
+        taken = (*PATTERNS, *REPETITIONS, *OF_SOURCES)
+        if named := [name for name in self.data.pointers if name in taken]:
+            raise ValueError(
+                f"data.pointers has {named[0]!r}, the name of a pattern that needs no annotation ({', '.join(taken)}): "
+                "rename the column"
+            )
+        guided = dict(assign_heads(self.guidance, self.model.heads, self.data.pointers))
+        if self.guidance.mode == "bias" and (named := [name for name in self.data.pointers if name in guided]):
             raise ValueError(
                 f"guidance.mode=bias adds targets to the scores, and those of {named[0]} are annotations of words that "
                 "the model has to predict: set guidance.mode=loss"
             )
-        if "alignment" in (self.guidance.cross_heads or "") and not self.data.alignments:
+        if "alignment" in dict(assign_cross_heads(self.guidance, self.model.heads)) and not self.data.alignments:
             raise ValueError(
                 f"guidance.cross_heads={self.guidance.cross_heads} needs data.alignments, the file of aligned words"
             )

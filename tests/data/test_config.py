@@ -41,10 +41,7 @@ def parallel(**changes) -> DataConfig:
         (parallel, {"alignments": "a.links", "sequence_length": 2**15 + 1}, "data.sequence_length"),
         (parallel, {"text_field": "body"}, "data.text_field"),
         (parallel, {"pointers": ("head",)}, "data.pointers"),
-        *(
-            (DataConfig, {"pointers": names}, "data.pointers")
-            for names in (("head", "head"), ("next",), ("a.b",), ("",))
-        ),
+        *((DataConfig, {"pointers": names}, "data.pointers") for names in (("head", "head"), ("a.b",), ("",))),
         (parallel, {"target": None, "target_field": ""}, "target_field"),
         (parallel, {"target": None, "target_field": "source"}, "target_field"),
         (parallel, {"source_field": "en"}, "source_field"),

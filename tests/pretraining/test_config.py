@@ -97,6 +97,16 @@ LOSS, BIAS, ASA, ELECTRA = (
         # Guidance of layers.
         (BIAS | {"guidance.layers": "0"}, "guidance.layers=0 .*guidance.mode=loss"),
         ({"guidance.layers": "99"}, "guidance.layers .* 11"),
+        # Pointers of annotated text, and alignments.
+        ({"data.pointers": ("next",)}, "data.pointers .*'next'"),
+        ({"data.pointers": ("head", "alignment")}, "data.pointers .*'alignment'"),
+        (LOSS | {"guidance.heads": "head:1"}, "data.pointers, got 'head'"),
+        (BIAS | {"data.pointers": ("head",), "guidance.heads": "next:1,head:1"}, "guidance.mode=bias .*head"),
+        (
+            LOSS | {"guidance.loss": "cross_entropy", "guidance.probabilities": "after_dropout"},
+            "after_dropout .*guidance.loss=squared",
+        ),
+        (TRANSLATES | LOSS | {"guidance.cross_heads": "alignment:1"}, "data.alignments"),
         # Translation.
         ({"decoder.layers": 2}, "decoder.layers=2 .*data.format=full_sentences"),
         (TRANSLATES | {"decoder.layers": 0}, "decoder.layers=0 .*data.format=parallel"),
@@ -143,6 +153,8 @@ def test_what_is_wrong_is_named(settings, named):
         {},
         FIXED | {"decoder.fixed_attention.offsets": (-1, 0)},
         LOSS | {"guidance.decoder_heads": "prev:1", "guidance.cross_heads": "diagonal:1"},
+        LOSS | {"guidance.cross_heads": "alignment:1", "data.alignments": "a.links"},
+        LOSS | {"guidance.cross_heads": "ag_jax.data.parallel.alignments.first_tokens:1"},
         {"translation.average": 2, "training.keep_last": 2},
         LOSS | {"decoder.start": "begin", "guidance.decoder_heads": "delim:1"},
         ASA | {"adversarial.asa.sentence": "none"},
