@@ -357,7 +357,11 @@ def seen(target: Pointer, segments_BQ: Array, key_segments_BK: Array | None = No
     """
     key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
     column_BQ, keys = target.column_BQ, key_segments_BK.shape[1]
-    key_segment_BQ = jnp.take_along_axis(key_segments_BK, jnp.clip(column_BQ, 0, keys - 1), axis=1)
+    if target.offset is None:
+        key_segment_BQ = jnp.take_along_axis(key_segments_BK, jnp.clip(column_BQ, 0, keys - 1), axis=1)
+    else:  # the same columns in every row, which need no gather for each row
+        column_Q = np.clip(np.arange(column_BQ.shape[1]) + target.offset, 0, keys - 1)
+        key_segment_BQ = jnp.take(key_segments_BK, column_Q, axis=1)
     seen_BQ = (column_BQ >= 0) & (column_BQ < keys) & (segments_BQ > 0) & (key_segment_BQ == segments_BQ)
     if not band.is_everything:
         seen_BQ &= band.contains(jnp.arange(segments_BQ.shape[1])[None, :], column_BQ)
