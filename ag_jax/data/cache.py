@@ -42,7 +42,7 @@ from ag_jax.data.json_files import FAULTS, reading
 from ag_jax.distributed import interruption, lock, storage, terminal
 
 Write = Callable[[pathlib.Path], object]
-VERSION = 5  # increased whenever the same settings give different rows
+VERSION = 6  # increased whenever the same settings give different rows, or other facts about them
 PARTIAL = ".partial-"
 MANIFEST = "manifest.json"
 READ_WHOLE = 2**26  # bytes; larger files are checked block by block, as they are read

@@ -76,8 +76,7 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
         checksums={split: _combined([entries[number].digest(split) for number in of_split[split]]) for split in SPLITS},
         left_out=dict(sum((Counter(of_text["left_out"]) for of_text in facts), Counter())),
         sources=[] if config.is_parallel else [_sizes(*each) for each in zip(layouts, share_K, facts, strict=True)],
-        # Earlier versions did not store it; their texts have no pointers, for which it is needed.
-        held_out=[tuple(of_text.get("held_out", (config.validation_fraction, 1.0))) for of_text in facts],
+        held_out=[tuple(of_text["held_out"]) for of_text in facts],
     )
     _report(config, corpus, cache, say)
     return corpus

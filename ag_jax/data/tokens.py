@@ -304,7 +304,7 @@ def put_together(text: Text, paths: Sequence[pathlib.Path], directory: pathlib.P
         "tokens": {name: writer.tokens for name, writer in writers.items()},
         "words": words,
         "left_out": left_out,
-        "held_out": [facts_of_parts[0].get("fraction", config.validation_fraction), share],
+        "held_out": [facts_of_parts[0]["fraction"], share],
     }
     (directory / FACTS).write_text(json.dumps(facts_of_text))
     tokens = writers["validation"].tokens
