@@ -23,7 +23,7 @@ class GuidanceConfig:
         training only; `none` is no guidance.
     loss: distance of a guided row H of attention to its target P: `squared` is ||H - P||^2 (the paper), divided by the
         square of the text's length. `cross_entropy` is KL(P || H), divided by the number of queries that have a target,
-        so that one `alpha`, of about .03, serves all lengths.
+        so that its gradient does not shrink with the length; `alpha` is then well below 1.
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, previous_same (the last
