@@ -26,11 +26,14 @@ from guidance_evidence import (
     DEPTH_ARMS,
     DEPTH_NAME,
     LAYERS,
+    MUON_NAME,
     NAME,
     NORMS,
     OPTIMIZERS,
     PATTERNS,
     POSITIONS,
+    SCALES,
+    SEED_OF_SCALES,
     WARMUPS,
 )
 
@@ -250,6 +253,37 @@ def by_depth(lines: Sequence[Line]) -> list[str]:
     return [*pages.table(header, rows), title, "", *of_warmup(losses)]
 
 
+def by_muon_scale(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a table of the runs with Muon and a factor of its updates of queries and keys.
+
+    It has the runs with the factor that a further seed chose, and in brackets the loss of that seed at each factor.
+    """
+    losses: dict[Setting, dict[int, float]] = collections.defaultdict(dict)
+    tried: dict[Setting, dict[float, float]] = collections.defaultdict(dict)
+    left: dict[Setting, dict[int, str]] = collections.defaultdict(dict)
+    for line in lines:
+        setting = (line["positions"], line["arm"])
+        if line["seed"] == SEED_OF_SCALES:
+            tried[setting][line["scale"]] = line["validation_loss"]
+        else:
+            losses[setting][line["seed"]] = line["validation_loss"]
+            left[setting][line["seed"]] = str(line["left_plateau_at_step"] or "never")
+    found = tested({each: contrast(losses, {(each, "all"): 1.0, (each, "none"): -1.0}) for each in POSITIONS})
+    rows = [
+        [
+            each,
+            *(shown(losses[each, arm], 3) for arm in ARMS),
+            *pages.difference_cells(found[each], 3),
+            *(", ".join(step for _, step in sorted(left[each, arm].items())) for arm in ARMS),
+            *(" / ".join(f"{loss:.3f}" for _, loss in sorted(tried[each, arm].items())) for arm in ARMS),
+        ]
+        for each in POSITIONS
+    ]
+    scales = " / ".join(f"{scale:g}" for scale in SCALES)
+    header = ("positions", *ARMS, *pages.DIFFERENCE, *(f"left at, {arm}" for arm in ARMS))
+    return pages.table((*header, *(f"factor {scales}, {arm}" for arm in ARMS)), rows)
+
+
 def of_warmup(losses: Numbers) -> list[str]:
     """Return the lines of a table with the loss with warm-up, minus that without, of each depth and arm."""
     without, with_warmup = WARMUPS
@@ -264,12 +298,15 @@ def of_warmup(losses: Numbers) -> list[str]:
     return pages.table(("layers", "arm", *pages.DIFFERENCE), rows)
 
 
-def of_encoders(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line]) -> Iterator[str]:
+def of_encoders(
+    lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line], scales: Sequence[Line]
+) -> Iterator[str]:
     """Yield the lines of the tables of positions, norms, optimizers, patterns and learning rates, as Markdown.
 
     lines: of the runs.
     scored: of the minimal pairs.
     rates: of the runs at more learning rates.
+    scales: of the runs with factors of Muon's updates of queries and keys.
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
@@ -288,6 +325,9 @@ def of_encoders(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[L
     if rates:
         yield "**Validation loss by learning rate** (post-norm, seed 0), and in brackets the attention to the next"
         yield from ("token, in percent: of the best head of each layer, as a mean over layers.", "", *by_rate(rates))
+    if scales:
+        yield "**Muon with a factor of its updates of queries and keys** (post-norm), which a further seed chose by the"
+        yield from ("validation losses in the last two columns.", "", *by_muon_scale(scales))
 
 
 def of_settings(depths: Sequence[Line], search: Mapping[str, Any]) -> Iterator[str]:
@@ -306,11 +346,11 @@ def of_settings(depths: Sequence[Line], search: Mapping[str, Any]) -> Iterator[s
 
 def recorded() -> dict[str, Iterator[str]]:
     """Return the tables of each page from the records."""
-    runs, scored, rates, depths = (
-        evidence.read(RECORDS / name) for name in (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
+    runs, scored, rates, depths, scales = (
+        evidence.read(RECORDS / name) for name in (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME, MUON_NAME)
     )
     search = json.loads((RECORDS / f"{SEARCH}.json").read_text())
-    return {MODERN: of_encoders(runs, scored, rates), SETTINGS: of_settings(depths, search)}
+    return {MODERN: of_encoders(runs, scored, rates, scales), SETTINGS: of_settings(depths, search)}
 
 
 if __name__ == "__main__":
