@@ -72,6 +72,12 @@ def test_links_lead_somewhere():
     assert [(page.name, target) for page in pages for target in targets(page) if not target.exists()] == []
 
 
+def test_links_to_folders_end_in_a_slash():
+    """The site tells folders, which it cannot copy, from files by it."""
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert [link for page, link in links if (page.parent / link).is_dir() and not link.endswith("/")] == []
+
+
 def anchors(page):
     """The anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
