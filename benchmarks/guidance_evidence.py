@@ -209,11 +209,14 @@ def by_scale(lines: Sequence[Line]) -> tuple[list[MuonRun], bool]:
 
 
 def trained(cell: Any, lines: Sequence[Line], root: epath.Path) -> Line:
-    """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line.
+    """Return the results of the run of a cell that has a `config`, with the attention to patterns; see `result`."""
+    line = result(cell, cell.config(), root)
+    return line if "failed" in line else line | masses(root / cell.name)
 
-    cell: a point that has a `config`.
-    """
-    config, directory, begun, start = cell.config(), root / cell.name, os.getloadavg()[0], time.monotonic()
+
+def result(cell: evidence.Point, config: ExperimentConfig, root: epath.Path) -> Line:
+    """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
+    directory, begun, start = root / cell.name, os.getloadavg()[0], time.monotonic()
     line = dataclasses.asdict(cell) | {"steps": config.training.steps}
     try:
         summary = run.train(config, directory)
@@ -225,7 +228,7 @@ def trained(cell: Any, lines: Sequence[Line], root: epath.Path) -> Line:
     left = report.first_step_below(read_metrics(directory), plateau - headline.margin, headline.metric)
     keys = ("train_loss", "validation_loss", "average_train_loss")
     line |= {key: summary[key] for key in keys}
-    line |= {"plateau_loss": plateau, "left_plateau_at_step": left, **masses(directory)}
+    line |= {"plateau_loss": plateau, "left_plateau_at_step": left}
     took = time.monotonic() - start
     print(f"{cell.name}: {line['validation_loss']:.3f}, left at {left}, {took:.0f} s", flush=True)
     return line | {"seconds": took, "load_average": [begun, os.getloadavg()[0]]}
@@ -253,7 +256,7 @@ def masses(directory: epath.Path) -> Line:
     return {"mass": {name: best_N.round(4).tolist() for name, best_N in best.items()}, "chance": chance}
 
 
-def judged(cell: Run, lines: Sequence[Line], root: epath.Path, pairs: Sequence[minimal_pairs.Pair]) -> Line:
+def judged(cell: evidence.Point, lines: Sequence[Line], root: epath.Path, pairs: Sequence[minimal_pairs.Pair]) -> Line:
     """Score minimal pairs by the run of a cell; return the accuracies for its line."""
     start, opened = time.monotonic(), opening.open_masked_lm(str(root / cell.name))
     scored = scoring.score(opened, pairs)

@@ -28,7 +28,7 @@ from ag_jax.training.metrics import read_metrics
 
 NAME = "guidance_losses"
 TOKENS = 2048  # of a batch
-ALPHAS = {"squared": (0.1, 0.3, 1.0, 3.0, 10.0), "cross_entropy": (0.003, 0.01, 0.03, 0.1, 0.3)}
+ALPHAS = {"squared": (0.1, 0.3, 1.0, 3.0, 10.0), "cross_entropy": (0.001, 0.003, 0.01, 0.03, 0.1)}
 SEEDS, SEED_OF_ALPHAS = (0, 1, 2), 100
 FOLLOWED = 0.9  # mean mass from which on heads are said to follow their patterns
 # Sequence length, layers, warm-up steps; the first is that of the quickstart, by which alpha is chosen.

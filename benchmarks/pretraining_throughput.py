@@ -2,6 +2,8 @@
 
     python benchmarks/pretraining_throughput.py
     python benchmarks/pretraining_throughput.py --choices=dropout,layers,remat --set=training.batch_size=64
+    python benchmarks/pretraining_throughput.py --choices=pointers --set=data.source=FILE.conllu \
+--set=data.pointers=head,child_first,root
 
 All variants take turns in one process (`--rounds` times `--steps` steps each) on the same real batches, so that the
 speeds of a ratio were measured in the same minutes on the same machine. Padding does not count as tokens. If torch and
@@ -93,6 +95,11 @@ def choices(layers: int) -> dict[str, list[Variant]]:
         ],
         "layers": [Variant("layers=unrolled", "ag", {}, lambda: mock.patch.object(encoder.nn, "scan", unrolled))],
         "remat": [Variant(f"remat={policy}", "ag", {"model.remat": policy}) for policy in ("none", "dots", "layer")],
+        "pointers": [
+            Variant(f"{loss}={heads}", "ag", {"guidance.loss": loss, "guidance.heads": heads})
+            for loss in ("squared", "cross_entropy")
+            for heads in ("next:1,prev:1,first:1", "head:1,child_first:1,root:1")
+        ],
         "step": [  # each without one of the parts that make a step on a CPU fast
             Variant("gelu=erfc", "ag", {}, lambda: mock.patch.dict(model_layers.ACTIVATIONS, gelu=by_erfc)),
             Variant(
@@ -248,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=ON_CPU if on_cpu else ON_ACCELERATOR)
     parser.add_argument("--arms", default="plain,ag", help="arms of the config, the first is what ratios are to")
-    parser.add_argument("--choices", default="", help="any of dropout, layers, remat, step")
+    parser.add_argument("--choices", default="", help="any of dropout, layers, remat, pointers, step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10 if on_cpu else 20)
     parser.add_argument(
