@@ -114,6 +114,14 @@ def test_heads_beside_their_targets(kind, counts):
     assert drawn[0].get_xticklabels() == [] and drawn[1].get_yticklabels() == []
 
 
+def test_heads_of_a_column_of_pointers_have_no_target_beside_them():
+    """A text alone has no pointers."""
+    attention = pair_of(9, 5, layers=(5, 5), heads=7).encoder
+    drawn = panels(plots.draw_heads(attention, Assignment((("head", 1), ("next", 1))), tiny.SPECIAL))
+    assert [panel.get_title().startswith("target") for panel in drawn] == [False] * 4 + [True] + [False] * 2
+    np.testing.assert_array_equal(shown(drawn[0]), attention.weights_NHQK[0, 0])
+
+
 def test_heads_during_training_beside_those_of_another_model():
     """The other model's maps are measured by the same patterns, and framed by its own."""
     stages = [(f"ag, step {step}", examples.sentence(layers=3, seed=step), ASSIGNMENT) for step in (0, 7)]

@@ -32,7 +32,7 @@ from ag_jax.analysis.maps import (
     strongest_pattern,
     title,
 )
-from ag_jax.attention.assignment import Assignment
+from ag_jax.attention.assignment import Assignment, is_usable
 from ag_jax.attention.patterns import PatternTokens
 
 __all__ = [
@@ -121,7 +121,7 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Draw attention maps of one head for each guiding pattern, beside the pattern's target, and of a free head.
+    """Draw attention maps of one head for each guiding pattern, beside the target if the text has it, and of a free head.
 
     Each head has a row, and each layer a column; the maps of guided heads are framed. The title of a guided head's map
     has the head's mass on the target, and the title of the target that of a head that attends uniformly. The title of a
@@ -165,6 +165,8 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
     owners = assignment.of_layer(heads)
     free = [head for head, owner in enumerate(owners) if owner is None]
     rows = [owners.index(name) for name in names] + free[: 1 if names else 2]
+    # A text alone has no pointers, so the target of a column of annotated text, or of an alignment, is not known.
+    has_target = [owner is not None and is_usable(owner) for owner in map(owners.__getitem__, rows)]
     wide = len(columns) + bool(names)  # the targets come last; a run without guidance has none
     longest = max(1.45, min(3.4, (WIDTH - 1.0) / wide))
     size = canvas.map_size(len(first.row_tokens), len(first.tokens), longest)
@@ -182,7 +184,7 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
             guide = column.assignment.patterns(*column.maps.weights_NHQK.shape[:2])[column.layer, head]
             if guide:
                 canvas.frame(panel, colours[guide])
-        if owner:
+        if has_target[row]:
             of_owner = masses[0].by_name[owner]
             canvas.draw_map(axes[row, -1], of_owner.target_QK, size)
             chance = sorted({f"{of_owner.chance_N[column.layer]:.2f}" for column in columns})
@@ -193,8 +195,8 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
         for place, panel in enumerate(axes[row]):
             row_names = first.row_labels if place == 0 else ()
             canvas.token_ticks(panel, size, rows=row_names, columns=first.labels if row == len(rows) - 1 else ())
-    # Free heads have no target: the bar takes the first of these places.
-    spare = list(axes[len(names) :, -1]) if names else []
+    # The bar takes the first of the places that have no target.
+    spare = list(axes[~np.array(has_target), -1]) if names else []
     canvas.fill(figure, image, axes, spare, _blocks(first, size))
     canvas.caption(figure, *caption)
     canvas.map_axes(axes[-1, 0], KINDS[first.kind].row, KINDS[first.kind].column)
