@@ -121,12 +121,12 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Draw attention maps of one head for each guiding pattern, beside the target if the text has it, and of a free head.
+    """Draw attention maps of one head for each guiding pattern, beside the pattern's target, and of a free head.
 
     Each head has a row, and each layer a column; the maps of guided heads are framed. The title of a guided head's map
     has the head's mass on the target, and the title of the target that of a head that attends uniformly. The title of a
     free head's map has its `strongest_pattern` and the mass on it, if this is clearly above chance (`maps.is_clear`).
-    Without guidance, the first two heads are drawn.
+    Without guidance, the first two heads are drawn. A column of pointers has no target in a text alone.
 
     layers: layers to draw; None draws the first and the last.
     """
@@ -165,7 +165,6 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
     owners = assignment.of_layer(heads)
     free = [head for head, owner in enumerate(owners) if owner is None]
     rows = [owners.index(name) for name in names] + free[: 1 if names else 2]
-    # A text alone has no pointers, so the target of a column of annotated text, or of an alignment, is not known.
     has_target = [owner is not None and is_usable(owner) for owner in map(owners.__getitem__, rows)]
     wide = len(columns) + bool(names)  # the targets come last; a run without guidance has none
     longest = max(1.45, min(3.4, (WIDTH - 1.0) / wide))
@@ -184,7 +183,7 @@ def _draw_rows(columns: Sequence[_Column], special: PatternTokens, caption: Sequ
             guide = column.assignment.patterns(*column.maps.weights_NHQK.shape[:2])[column.layer, head]
             if guide:
                 canvas.frame(panel, colours[guide])
-        if has_target[row]:
+        if owner and has_target[row]:
             of_owner = masses[0].by_name[owner]
             canvas.draw_map(axes[row, -1], of_owner.target_QK, size)
             chance = sorted({f"{of_owner.chance_N[column.layer]:.2f}" for column in columns})
