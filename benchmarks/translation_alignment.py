@@ -47,7 +47,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAME = "translation_alignment"
 CONFIG = "ag/table7_translation:scale=small,dataset=multi30k,data={data},arm={arm},{files}"
 ARMS, GUIDED = ("base", "ag", "alignment", "ag_alignment"), ("ag", "alignment", "ag_alignment")
-LOSS, ALPHAS = "cross_entropy", (0.03, 0.1, 0.3)
+LOSS, ALPHAS = "cross_entropy", (0.003, 0.01, 0.03)
 SEEDS, SEED_OF_ALPHAS = (0, 1, 2), 100
 PAIRS, TOGETHER, LENGTH = 1000, 100, 64  # training pairs that choose a head, pairs of a batch, tokens of a side
 
