@@ -155,7 +155,7 @@ REFUSED = [
     ("bert", {CONFIG: {"tokenizer_class": "BertJapaneseTokenizer"}}, [CONFIG, "BertJapaneseTokenizer"]),
     *((family, NO_VOCABULARY | {"spiece.model": model}, ["spiece.model"]) for family, model in NO_MODEL.items()),
     # Files of weights.
-    ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("pytorch_model.bin"))}, ["weights_only"]),
+    ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("pytorch_model.bin"))}, ["'map_location': 'cpu'"]),
     *(
         ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("model-1.safetensors")), INDEX: index}, [INDEX])
         for index in ({"weight_map": {QUERY: "../hf/model-1.safetensors"}}, {"weight_map": [QUERY]}, {})
