@@ -14,10 +14,12 @@ from ag_jax.interop.layouts import Shape
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-# The command changes no names or values, so it works with any head; `weights_only` unpickles tensors and nothing else.
+# The command changes no names or values, so it works with any head; `weights_only` unpickles tensors and nothing else,
+# and without `map_location` tensors of a GPU are not read where there is none.
 CONVERSION = (
     "python -c \"import glob, torch, safetensors.torch as s; files = glob.glob('{directory}/pytorch_model*.bin'); "
-    "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, weights_only=True).items()}}; "
+    "o = {{'map_location': 'cpu', 'weights_only': True}}; "
+    "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, **o).items()}}; "
     "s.save_file(t, '{directory}/model.safetensors')\""
 )
 _FLOATS = ("F64", "F32", "F16", "BF16")

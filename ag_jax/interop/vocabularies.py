@@ -103,17 +103,26 @@ def _byte_bpe(files: Files) -> huggingface.Tokenizer:
 
 
 def _wordpiece(files: Files) -> huggingface.Tokenizer:
-    """Return BERT's WordPiece; text is lower-cased unless tokenizer_config.json forbids it."""
+    """Return BERT's WordPiece; text is lower-cased unless tokenizer_config.json forbids it.
+
+    Raises ValueError if text is lower-cased and the vocabulary has no word in lower case.
+    """
     settings = supported_settings("vocab.txt", files, _WORDPIECE, _ONLY_WORDPIECE)
     unknown = special_names(files).get("unk_token", "[UNK]")
     with reading_tokenizer(files["vocab.txt"]):
         model = models.WordPiece.from_file(str(files["vocab.txt"]), unk_token=unknown)
+    lowercase = settings.get("do_lower_case", True)
     library = wordpiece(
         model,
-        lowercase=settings.get("do_lower_case", True),
+        lowercase=lowercase,
         strip_accents=settings.get("strip_accents"),
         split_chinese=settings.get("tokenize_chinese_chars", True),
     )
+    if lowercase and "".join(word for word in library.get_vocab() if not word.startswith("[")).isupper():
+        raise ValueError(
+            f"{files['vocab.txt']} has words in capital letters alone, but text is lower-cased, so every word would be "
+            f'{unknown}: set "do_lower_case": false in {SETTINGS} beside it'
+        )
     return _with_specials(library, BERT_SPECIALS, files)
 
 

@@ -141,6 +141,7 @@ REFUSED = [
     ("bert", {"vocab.txt": None}, ["no tokenizer"]),
     ("bert", {"tokenizer.json": "[" * 3000 + "]" * 3000}, ["tokenizer.json"]),
     ("bert", {BESIDE: {"do_lower_case": 5}}, [BESIDE, "do_lower_case"]),
+    ("bert", {"vocab.txt": lambda file: file.write_text(file.read_text().upper())}, ["vocab.txt", '"do_lower_case"']),
     ("bert", {ADDED: {"x": 39, "y": "z"}}, [ADDED, "'z'"]),
     ("bert", {ADDED: {"\u200b": 39}}, ["vocab.txt"]),
     ("bert", {ADDED: {"unionized": 41}}, ["'unionized'", "41", "39"]),
@@ -154,7 +155,7 @@ REFUSED = [
     ("bert", {CONFIG: {"tokenizer_class": "BertJapaneseTokenizer"}}, [CONFIG, "BertJapaneseTokenizer"]),
     *((family, NO_VOCABULARY | {"spiece.model": model}, ["spiece.model"]) for family, model in NO_MODEL.items()),
     # Files of weights.
-    ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("pytorch_model.bin"))}, ["weights_only=True"]),
+    ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("pytorch_model.bin"))}, ["'map_location': 'cpu'"]),
     *(
         ("bert", {WEIGHTS: lambda file: file.rename(file.with_name("model-1.safetensors")), INDEX: index}, [INDEX])
         for index in ({"weight_map": {QUERY: "../hf/model-1.safetensors"}}, {"weight_map": [QUERY]}, {})
