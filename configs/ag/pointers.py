@@ -27,7 +27,8 @@ Hardware and time: about the time of the quickstart's arms, a few minutes each o
 Expected: not known; the experiment has not been run with this program yet.
 
 Deviations: no paper has this experiment. Model, optimizer and steps are the quickstart's, with sequences of 128 tokens
-that begin and end with sentences, and half as many in a batch. The loss is the cross-entropy, whose alpha is the best for the quickstart.
+that begin and end with sentences, and half as many in a batch. The loss is the cross-entropy, whose alpha is the best
+for the quickstart.
 """
 
 from ag_jax.settings import config_files
