@@ -111,6 +111,17 @@ def test_patterns_that_are_not_there(name, named, tmp_path, monkeypatch):
         patterns.find_pattern(name)
 
 
+def test_a_custom_pattern_of_pointers(monkeypatch):
+    """It is tried on texts without annotation, and gets that of the batch."""
+    opposite = types.SimpleNamespace(of_head=lambda inputs: patterns.Pointer(2 - inputs.pointers["head"]))
+    monkeypatch.setitem(sys.modules, "my_opposite", opposite)
+    inputs = inputs_of(jnp.ones((1, 3), jnp.int32), jnp.ones((1, 3), jnp.int32))
+    target = patterns.find_target("my_opposite.of_head", inputs._replace(pointers={"head": jnp.array([[2, -1, 0]])}))
+    assert target.column_BQ.tolist() == [[0, 3, 2]]
+    with pytest.raises(ValueError, match="'my_opposite.of_head' raised KeyError: 'head'"):
+        patterns.find_target("my_opposite.of_head", inputs)
+
+
 EVEN = "jnp.ones(s.shape) / jnp.maximum(segments.sizes(s), 1) * (s > 0)"  # of each text; tests change it
 WRONG = {
     "raise KeyError('x')": "KeyError: 'x'",
