@@ -59,9 +59,8 @@ class Guided(Wrapper):
         """
         rows = encoder.rows(batch)
         # The bias of `mode=bias` may depend only on what the model reads, which is not annotated.
-        is_bias = self.config.mode == "bias"
-        tokens_BL = rows["tokens" if is_bias else "original"]
-        has_pointers = self.columns and not is_bias
+        tokens_BL = rows["tokens" if self.config.mode == "bias" else "original"]
+        has_pointers = self.columns and self.config.mode != "bias"
         pointers = dict(zip(self.columns, _columns(batch), strict=True)) if has_pointers else {}
         inputs = patterns.PatternInputs(
             tokens_BL, _chosen(batch, tokens_BL), rows["segment_ids"], self.special, pointers
