@@ -127,6 +127,9 @@ def test_columns_of_pointers_lead_to_positions():
     expected = np.full((2, length), -1)
     expected[:, [0, 1, 2**15 + 1]] = [[1, 0, 2**15 - 1], [2, -1, 2**15 - 2]]
     np.testing.assert_array_equal([head, far], expected)
+    bias = dataclasses.replace(guided, config=GuidanceConfig("bias"))  # custom patterns must not find annotation
+    with pytest.raises(ValueError, match="'far'"):
+        bias.guides(rows | {"pointers": offsets})
 
 
 WINDOWED, PLAIN = tiny.MODERNBERT | {"layers": 3}, {"layers": 3}  # the middle one of the windowed layers has a window
