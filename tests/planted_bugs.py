@@ -101,6 +101,13 @@ BUGS = (
         "tests/attention/test_patterns.py",
     ),
     Bug(
+        "a token without a pointer points to the one 32,768 positions before it",
+        "ag_jax/objectives/guided.py",
+        "jnp.where(offset_CBL == jnp.iinfo(offset_CBL.dtype).min, -1, position_11L + offset_CBL)",
+        "jnp.maximum(position_11L + offset_CBL, -1)",
+        "tests/objectives/test_masked_lm_and_guided.py",
+    ),
+    Bug(
         "the bias reads the tokens before masking",
         "ag_jax/objectives/guided.py",
         '"tokens" if self.config.mode == "bias" else "original"',

@@ -378,7 +378,8 @@ def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.
         return np.zeros((queries, keys), np.float32), np.zeros(queries, bool)
     tokens_BK = jnp.asarray(maps.ids_L)[None]
     segments_BK = jnp.ones(tokens_BK.shape, jnp.int32)
-    inputs = patterns.PatternInputs(tokens_BK, jnp.zeros(tokens_BK.shape, bool), segments_BK, special)
+    unmasked_BK, pointers = jnp.zeros(tokens_BK.shape, bool), patterns.no_pointers(tokens_BK)
+    inputs = patterns.PatternInputs(tokens_BK, unmasked_BK, segments_BK, special, pointers)
     if maps.kind == "cross":
         segments_BQ = jnp.ones((1, len(maps.row_tokens)), jnp.int32)
         target = patterns.find_source_target(name, inputs, segments_BQ)

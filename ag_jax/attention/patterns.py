@@ -22,6 +22,7 @@ Several texts may share a row (`attention.segments`); each has targets of its ow
 Shape letters: B batch, L length, Q query position, K key position.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -65,6 +66,11 @@ class PatternInputs(NamedTuple):
     segments_BL: Array
     special: PatternTokens
     pointers: Mapping[str, Array] = {}
+
+
+def no_pointers(tokens_BL: Array | np.ndarray) -> Mapping[str, Array]:
+    """Return `PatternInputs.pointers` for texts without annotation: under any name, -1 for every token."""
+    return collections.defaultdict(lambda: jnp.full(tokens_BL.shape, -1, jnp.int32))
 
 
 @flax.struct.dataclass
@@ -241,8 +247,8 @@ def _check_on_example(name: str, pattern: Pattern, special: PatternTokens) -> No
     ids = {*special.delimiters, *special.periods}
     other = next(id for id in range(len(ids) + 1) if id not in ids)
     for token in (other, *ids):
-        is_masked = jnp.zeros(segments_BL.shape, bool)
-        _call(name, pattern, PatternInputs(jnp.full_like(segments_BL, token), is_masked, segments_BL, special))
+        tokens_BL, is_masked_BL = jnp.full_like(segments_BL, token), jnp.zeros(segments_BL.shape, bool)
+        _call(name, pattern, PatternInputs(tokens_BL, is_masked_BL, segments_BL, special, no_pointers(tokens_BL)))
 
 
 def _call(name: str, pattern: Pattern, inputs: PatternInputs) -> Target:

@@ -58,9 +58,10 @@ class Guided(Wrapper):
         With `mode=bias`, they are found in the tokens that the model reads.
         """
         rows = encoder.rows(batch)
-        # The bias of `mode=bias` may depend only on what the model reads.
+        # The bias of `mode=bias` may depend only on what the model reads, which is not annotated.
         tokens_BL = rows["tokens" if self.config.mode == "bias" else "original"]
-        pointers = dict(zip(self.columns, _columns(batch), strict=True)) if self.columns else {}
+        has_pointers = self.columns and self.config.mode != "bias"
+        pointers = dict(zip(self.columns, _columns(batch), strict=True)) if has_pointers else {}
         inputs = patterns.PatternInputs(
             tokens_BL, _chosen(batch, tokens_BL), rows["segment_ids"], self.special, pointers
         )
@@ -254,11 +255,11 @@ class Guided(Wrapper):
 def _columns(batch: Batch) -> Array:
     """Return the positions to which tokens point, `CBL` (column of pointers, batch, length), -1 for none.
 
-    The batch has offsets, of which -32768 stands for none, and leads to a position below 0 from any position.
+    The batch has offsets, of which the least number of their type stands for none.
     """
-    offset_CBL = batch["pointers"].swapaxes(0, 1).astype(jnp.int32)
+    offset_CBL = batch["pointers"].swapaxes(0, 1)
     position_11L = jnp.arange(offset_CBL.shape[-1], dtype=jnp.int32)[None, None, :]
-    return jnp.maximum(position_11L + offset_CBL, -1)
+    return jnp.where(offset_CBL == jnp.iinfo(offset_CBL.dtype).min, -1, position_11L + offset_CBL)
 
 
 def _chosen(batch: Batch, tokens_BL: Array) -> Array:

@@ -1,5 +1,6 @@
 """Pre-training with guidance of all layers or some, against the float64 numpy model and loops; texts may share rows."""
 
+import dataclasses
 import functools
 
 import jax
@@ -113,6 +114,22 @@ def test_bias_mode_adds_alpha_times_the_target_to_the_scores(batch, params):
         set(outcome.totals) == set(objective.normalizers(batch)) == set(objective.coefficients(STEP)) == {"mlm", "nsp"}
     )
     assert "ag_loss" not in outcome.metrics
+
+
+def test_columns_of_pointers_lead_to_positions():
+    """Offsets count from their tokens, none of them stays none in rows of any length, and columns keep their names."""
+    length, absent = 2**15 + 2, -(2**15)
+    offsets = np.full((1, 2, length), absent, np.int16)
+    offsets[0, :, [0, 1, 2**15 + 1]] = [[1, 2], [-1, absent], [-2, -3]]
+    rows = dict.fromkeys(("tokens", "segment_ids", "token_type_ids"), np.ones((1, length), np.int32))
+    guided = dataclasses.replace(tiny.guided(MODEL, (("far", 1), ("head", 2))), columns=("head", "far"))
+    far, head = (target.column_BQ[0] for target in guided.guides(rows | {"pointers": offsets}).targets)
+    expected = np.full((2, length), -1)
+    expected[:, [0, 1, 2**15 + 1]] = [[1, 0, 2**15 - 1], [2, -1, 2**15 - 2]]
+    np.testing.assert_array_equal([head, far], expected)
+    bias = dataclasses.replace(guided, config=GuidanceConfig("bias"))  # custom patterns must not find annotation
+    with pytest.raises(ValueError, match="'far'"):
+        bias.guides(rows | {"pointers": offsets})
 
 
 WINDOWED, PLAIN = tiny.MODERNBERT | {"layers": 3}, {"layers": 3}  # the middle one of the windowed layers has a window

@@ -8,8 +8,10 @@ import pytest
 from ag_jax.analysis.heads.encoding import encode
 from ag_jax.analysis.heads.measuring import HeadsModel, Measured
 from ag_jax.attention.assignment import Assignment
+from ag_jax.data.config import DataConfig
 from ag_jax.data.probes.pointers import UNDIRECTED, PointerProbe
 from ag_jax.data.probes.queries import Probe, Query
+from ag_jax.data.records.annotated import PUNCTUATION
 from ag_jax.pretraining import following
 from tests.probing import examples
 
@@ -50,7 +52,7 @@ def mean(asked, scores, kind, half, *, marks):
 
 
 def test_numbers_of_a_column(asked):
-    scores = measured(1)
+    scores = measured(4)  # by punctuation marks, too, another free head would be chosen
     found = following.of_column(asked, scores, "head", GUIDED)
 
     def score(layer, head, kind="head", half="test", *, marks=False):
@@ -75,6 +77,47 @@ def test_numbers_of_a_column(asked):
     assert found["layers"]["guided"] == 1 + int(np.argmax(guided))
     assert found["layers"]["free"] == np.argmax([score(n, head, half="development") for n, head in enumerate(best)])
     assert "undirected" not in following.of_column(asked, scores, "far", GUIDED)
+
+
+def test_all_columns_of_a_run(asked, monkeypatch):
+    model = types.SimpleNamespace(config=types.SimpleNamespace(windows=(None,) * LAYERS))
+    of_model = {"model": model, "params": {"encoder": {}}, "tokenizer": None, "length": 9, "workdir": ""}
+    monkeypatch.setattr(following.measuring, "measure", lambda *_: {"words": measured(1)})
+    found = following.of_run(types.SimpleNamespace(**of_model, assignment=GUIDED), [asked])
+    assert found == {name: following.of_column(asked, measured(1), name, GUIDED) for name in ("head", "far")}
+
+
+def test_which_texts_and_columns_are_asked(monkeypatch):
+    """Texts of all sources in turns, once for runs with the same text, tokenizer and length."""
+    names = {"a": ("head", "offset_by_word", "far"), "b": ("far",), "plain": ()}
+    data = {arm: types.SimpleNamespace(data=DataConfig(pointers=columns)) for arm, columns in names.items()}
+    configs = {(arm, seed): data[arm] for arm in names for seed in (0, 1, 2)}
+    lengths = dict.fromkeys(configs, 9) | {("a", 2): 10}
+    made = []
+
+    def held_out(config, corpus, columns):
+        made.append(columns)
+        return [iter("xyz"), iter("v")]
+
+    def probes(texts, columns, _, length, most):
+        return "".join(texts), tuple(columns), length
+
+    def opened(place, step):
+        return types.SimpleNamespace(length=lengths[place], tokenizer=types.SimpleNamespace(fingerprint=lambda: ""))
+
+    monkeypatch.setattr(following, "open_run", opened)
+    monkeypatch.setattr(following.run_directory, "milestone_step", lambda *_: 7)
+    monkeypatch.setattr(following.pretraining_corpus, "with_own_tokenizer", lambda data, _: data)
+    monkeypatch.setattr(following.pipeline, "prepare", lambda *_, quiet: None)
+    monkeypatch.setattr(following.pipeline, "held_out_texts", held_out)
+    monkeypatch.setattr(following.pointers, "pointers", probes)
+    monkeypatch.setattr(following, "of_run", lambda _, asked: {"far": asked})
+    of_a = ("xvyz", ("head", "far"))
+    assert following.measure(configs, {place: place for place in configs}) == {
+        "a": {"far": [(*of_a, 9), (*of_a, 9), (*of_a, 10)]},
+        "b": {"far": [("xvyz", ("far",), 9)] * 3},
+    }
+    assert made == [["head", "far", PUNCTUATION]] * 2 + [["far", PUNCTUATION]]
 
 
 def test_the_section_has_a_row_for_guided_and_free_heads_over_seeds(asked):
