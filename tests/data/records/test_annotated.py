@@ -158,6 +158,7 @@ def test_parts_of_annotated_texts(tmp_path):
         (("2-3 isn't", "2-9 isn't"), "line 4.*2-9"),
         (("link=1", "link=6"), "line 4: word 3 .n't.*link.*'6'"),
         (("Entity=e2)", "Entity=e3)"), "line 20: word 2 .cat.*e3"),
+        (("1 Mary", "1-2 Marys _ _\n\n1 Mary"), r"1-2 \(Marys\)"),
         (("(x-e1-1)\n4", "(x-e1-1\n4"), "line 4.*e1.*does not end"),
         (("4 here", "5 here"), "line 8.*4.*'5'"),
     ],
@@ -165,7 +166,7 @@ def test_parts_of_annotated_texts(tmp_path):
 def test_damaged_conllu(tmp_path, change, match):
     content = CONLLU.replace(*change, 1)
     write(tmp_path, {"a.conllu": conllu(content)})
-    with pytest.raises(ValueError, match=f"a.conllu, {match}"):
+    with pytest.raises(ValueError, match=f"a.conllu.*{match}"):
         read(tmp_path / "a.conllu")
 
 
