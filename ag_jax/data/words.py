@@ -98,12 +98,12 @@ def _completed(part: re.Match[str]) -> str:
 
 
 def first_tokens(starts_W: np.ndarray, stops_W: np.ndarray, spans_T2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the first token that ends behind the first character of each word, whether it is one of the word), `W`.
+    """Return (index of the token in which each word begins, whether the word has a token), both `W`.
 
-    The word begins in this token, unless the tokenizer drops all of its characters: then it is one of a later word, or
-    the number of tokens. Positions are indices of characters.
+    A word begins in the first token that ends after its first character. A word has no token if the tokenizer drops all
+    of its characters: the index is then that of a later word's token, or the number of tokens.
 
-    starts_W, stops_W: first character of each word, and the one after its last.
+    starts_W, stops_W: index of the first character of each word, and of the one after its last.
     spans_T2: the same of each token.
     """
     token_W = np.searchsorted(spans_T2[:, 1], starts_W, side="right")

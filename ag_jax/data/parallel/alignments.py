@@ -120,12 +120,12 @@ def source_tokens(
 
     sources, targets: (start, end) characters of each token of both sides.
     """
-    # A number that int16 does not hold is that of a text which is too long for any row (`DataConfig`).
-    pointers = np.full(len(sources) + len(targets), ABSENT, np.int16)
+    pointers = np.full(len(sources) + len(targets), ABSENT)
     to, aligned_words = first_tokens(pair.source, sources), source_words(pair)
     # From the last word to the first, which overwrites the others in its token.
     for token, word in zip(first_tokens(pair.target, targets)[::-1], aligned_words[::-1], strict=True):
         if token != UNALIGNED:
             pointer = UNALIGNED if word == UNALIGNED else to[word]
             pointers[len(sources) + token] = ABSENT if pointer == UNALIGNED else pointer
-    return pointers
+    # A number that int16 does not hold is that of a text which is too long for any row (`DataConfig`).
+    return pointers.astype(np.int16)

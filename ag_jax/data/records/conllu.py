@@ -78,6 +78,11 @@ def sentences(lines: Iterable[tuple[int, str]], place: str) -> Iterator[Sentence
             if words:
                 yield Sentence(first, words, ranges, newdoc, entity)
                 words, ranges, newdoc = [], [], None
+            elif ranges:  # it would be read as the surface of the next sentence's words
+                raise ValueError(
+                    f"{place}: expected words after the range {ranges[0].first}-{ranges[0].last} "
+                    f"({ranges[0].surface}), got a blank line; mend it"
+                )
         else:
             if len(columns) != COLUMNS:
                 raise ValueError(

@@ -24,7 +24,7 @@ _OFFSET_STREAM = 7  # part of the key of the random numbers of `OFFSET_BY_WORD`,
 
 
 def of_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of some names of pointers that lie between words, with `head` if `offset_by_word` is made of it."""
+    """Return the names that are read from annotated texts: `offset_by_word` is not, but needs `head`."""
     kept = tuple(name for name in names if name != OFFSET_BY_WORD)
     return kept if len(kept) == len(names) or "head" in kept else (*kept, "head")
 

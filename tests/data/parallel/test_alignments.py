@@ -86,6 +86,9 @@ def test_the_first_tokens_of_aligned_words():
     ):
         found = alignments.source_tokens(AlignedPair(source, target, links), of_source, of_target)
         assert found.tolist() == [ABSENT] * 5 + [expected[0], ABSENT, expected[1]] and found.dtype == np.int16
+    # A text that is too long for any row is left out later.
+    long, places = "a " * 40_000, [(2 * at, 2 * at + 1) for at in range(40_000)]
+    assert len(alignments.source_tokens(AlignedPair(long, "b", "39999-0"), places, [(0, 1)])) == 40_001
 
 
 def test_a_pair_of_characters_that_the_tokenizer_drops_has_no_pointers():

@@ -83,8 +83,9 @@ def test_words_with_tokens_of_their_own_and_their_queries(tmp_path, tokenizer):
     # A model reads what it was trained on: the sentences as the file writes them.
     for window, sentence in zip(encode(probe.windows, tokenizer, 40).windows, texts[0].sentences(), strict=True):
         assert window.ids[1:-1].tolist() == tokenizer.encode(f" {sentence.strip()}")
-    [(first, *_)] = pointers(texts, COLUMNS, tokenizer, 40, 1)
-    assert [window.words for window in first.windows] == WORDS[:1]
+    for most in (1, 3):
+        [(first, *_)] = pointers(texts * 2, COLUMNS, tokenizer, 40, most)
+        assert [window.words for window in first.windows] == (WORDS * 2)[:most]
 
 
 def test_pointers_to_other_sentences_are_asked_in_several_sentences(tmp_path, tokenizer):

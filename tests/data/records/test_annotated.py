@@ -10,16 +10,17 @@ import pytest
 
 from ag_jax.data.probes import trees
 from ag_jax.data.records import sources
-from ag_jax.data.records.annotated import NONE, Annotated, antecedents
+from ag_jax.data.records.annotated import NONE, Annotated, antecedents, other_tree, root
+from ag_jax.data.text import holdout
 from tests.data.conftest import write
 
 NAMES = ("head", "child_first", "root", "antecedent", "other_tree", "link")
 # Two documents; mentions of entity 1: "Mary", "her" and "her cat" (with the longer entity 2), and again "her".
 CONLLU = """\
 # newdoc id = a
-# global.Entity = eid-etype-head
+# global.Entity = etype-eid-head
 # text = Mary isn't here.
-1 Mary 2 Entity=(e1-person-1)
+1 Mary 2 Entity=(person-e1-1)
 2-3 isn't _ _
 2 is 0 _
 3 n't 2 link=1
@@ -27,18 +28,18 @@ CONLLU = """\
 5 . 2 _
 
 # text = Go zum Haus!
-1 Go 0 Entity=(e3[1/2]-x-1)
+1 Go 0 Entity=(x-e3[1/2]-1)
 2-3 zum _ _
 2 zu 4 _
-3 dem 4 Entity=(e1-x-1)
-4 Haus 1 SpaceAfter=No|Entity=(e2-place-1)(e3[2/2]-x-1)
-5 ! 1 SpaceAfter=No|Entity=(e3-x-1)
+3 dem 4 Entity=(x-e1-1)
+4 Haus 1 SpaceAfter=No|Entity=(place-e2-1)(x-e3[2/2]-1)
+5 ! 1 SpaceAfter=No|Entity=(x-e3-1)
 
 # newdoc
-1 her 2 Entity=(e2-x-1(e1-x-1)
+1 her 2 Entity=(x-e2-1(x-e1-1)
 2 cat 3 Entity=e2)
 3 saw 0 _
-4 her 3 Entity=(e1-x-1)|link=0
+4 her 3 Entity=(x-e1-1)|link=0
 """
 
 
@@ -97,6 +98,14 @@ def test_parts_of_a_mention_and_the_longest_mention():
     assert antecedents([(0, 1, "a"), (2, 9, "b"), (2, 3, "a")], 3).tolist() == [-1, -1, 0]
 
 
+def test_roots_of_deep_trees_and_the_last_tree_of_a_length():
+    for count in range(1, 20):
+        assert root(np.arange(-1, count - 1), np.array([count]), {}, "").tolist() == [-1] + [0] * (count - 1)
+    heads, kept = np.array([-1, 0, 3, -1, -1, 4]), {}
+    assert other_tree(heads, np.array([2, 4, 6]), kept, "").tolist() == [-1, -1, -1, 2, 5, -1]
+    assert kept[2].tolist() == [-1, 0]
+
+
 def test_json_by_hand(tmp_path):
     record = {"words": ["Go", ",", "Mary", "!", "Now"], "spaces": [False, True, False, True, False]}
     record |= {"sentences": [4, 5], "head": [0, 3, 1, None, 3], "link": [0, 0, 2, 0, 5], "other": "text"}
@@ -129,6 +138,8 @@ def test_parts_of_annotated_texts(tmp_path):
         for name, targets in text.pointers.items():
             expected = [kept.index(targets[at]) if targets[at] in kept else NONE for at in kept]
             assert part.pointers[name].tolist() == expected
+    begin, end = holdout._cut(0, text, text.sentences(), 1)  # the last sentence is held out
+    assert [piece.texts[0].sentences() for piece in (begin, end)] == [[sentence] for sentence in text.sentences()]
     copy = pickle.loads(pickle.dumps(text))
     assert copy == text and copy.sentences() == text.sentences() and links(copy) == links(text)
     # Words are skipped, and texts end, as in the plain text.
@@ -147,14 +158,15 @@ def test_parts_of_annotated_texts(tmp_path):
         (("2-3 isn't", "2-9 isn't"), "line 4.*2-9"),
         (("link=1", "link=6"), "line 4: word 3 .n't.*link.*'6'"),
         (("Entity=e2)", "Entity=e3)"), "line 20: word 2 .cat.*e3"),
-        (("(e1-x-1)\n4", "(e1-x-1\n4"), "line 4.*e1.*does not end"),
+        (("1 Mary", "1-2 Marys _ _\n\n1 Mary"), r"1-2 \(Marys\)"),
+        (("(x-e1-1)\n4", "(x-e1-1\n4"), "line 4.*e1.*does not end"),
         (("4 here", "5 here"), "line 8.*4.*'5'"),
     ],
 )
 def test_damaged_conllu(tmp_path, change, match):
     content = CONLLU.replace(*change, 1)
     write(tmp_path, {"a.conllu": conllu(content)})
-    with pytest.raises(ValueError, match=f"a.conllu, {match}"):
+    with pytest.raises(ValueError, match=f"a.conllu.*{match}"):
         read(tmp_path / "a.conllu")
 
 

@@ -25,8 +25,8 @@ from ag_jax.attention.kernels.interface import RESIDUALS, STATISTICS, KernelConf
 from ag_jax.attention.kernels.tpu.grid import Grid, GridStep, lane_width
 from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product, softmax
 
-# Operands that groups of heads without a guided head do not read.
-_OF_GUIDANCE = ("columns", "weights", "g_squares", "g_overlap", "g_log_sums", "g_score_sums")
+_GRADIENTS = ("g_squares", "g_overlap", "g_log_sums", "g_score_sums")  # by the statistics of guidance
+_OF_GUIDANCE = ("columns", "weights", *_GRADIENTS)  # operands that groups of heads without a guided head do not read
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
@@ -302,10 +302,8 @@ def _backward(grid: Grid, operands: dict, scalars: Array) -> list[Array]:
 def _backward_bias(grid: Grid, operands: dict, scalars: Array) -> Array:
     """Return dbias, the score bias's gradient, by a separate kernel that compiled programs omit if dbias is unused."""
     bias = operands["bias"]
-    for name in _OF_GUIDANCE:
-        if (
-            name.startswith("g_") and name in operands
-        ):  # 0 for the groups of heads without a guided head: this kernel does not leave them out
+    for name in _GRADIENTS:
+        if name in operands:  # 0 for the groups of heads without a guided head: this kernel does not leave them out
             others = grid.config.heads - operands[name].shape[1]
             operands = operands | {name: jnp.pad(operands[name], [(0, 0), (0, others), (0, 0), (0, 0)])}
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
