@@ -62,7 +62,7 @@ ARMS = {
 }
 STEPS = {"learned": 2_000, "rotary": 7_500}
 LAYERS = {"learned": "all", "rotary": "2-5"}  # with guided heads
-ALPHAS = (0.003, 0.01, 0.03)
+ALPHAS = (0.003, 0.03, 0.3)
 SEEDS, SEED_OF_ALPHAS = (0, 1, 2), 100
 COLUMN = "head"
 EVALUATIONS, CURVE_ROWS = 50, 128  # during a run, and the held-out rows of each
