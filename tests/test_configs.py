@@ -147,14 +147,21 @@ def test_every_config_parses_and_its_arms_differ(name):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Write twelve small documents, from which the tokenizer and rows of all tests are made, but those of pairs."""
+    """Write twelve small documents, from which the tokenizer and rows of all tests are made, but those of pairs.
+
+    They are also there with trees, in which the head of each word is the word before it.
+    """
     folder = tmp_path_factory.mktemp("text")
     for number in range(12):
         (folder / f"{number}.txt").write_text(TEXT)
+    columns = "{}\t{}\t_\t_\t_\t_\t{}\t_\t_\t_"
+    words = "\n".join(columns.format(head + 1, word, head) for head, word in enumerate(TEXT.split()))
+    (folder / "trees.conllu").write_text(f"# newdoc\n{words}\n\n" * 12)
 
     def settings(name):
         # A unigram model with few pieces is not always found; the bytes of a text always are.
-        of_texts = {"data.source": str(folder / "*.txt"), "data.skip_words": (), "data.validation_fraction": 0.1}
+        files = "trees.conllu" if name == "ag/pointers.py" else "*.txt"
+        of_texts = {"data.source": str(folder / files), "data.skip_words": (), "data.validation_fraction": 0.1}
         return {"data.tokenizer.kind": "byte_bpe"} if name in (TRANSLATION, CUSTOM) else of_texts
 
     return settings
