@@ -12,7 +12,7 @@ same batches (random weights, SDPA, AdamW, on a GPU bf16 autocast): as it is and
 head applied to all positions, as it is by default, or to the masked ones alone, as here, which makes the FLOPs of both
 programs equal. To give all of them huge pages on a CPU, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as launch/local.sh
 does.
-Writes benchmarks/results/pretraining_throughput-DEVICE.json.
+Writes benchmarks/results/pretraining_throughput-DEVICE.json; with --choices, their names are part of the file's.
 """
 
 import argparse
@@ -278,7 +278,9 @@ def main() -> None:
     config = running[0].config
     conditions = {
         "config": options.config,
-        "settings": overrides,
+        "settings": {
+            key: record.cleaned([value])[0] if isinstance(value, str) else value for key, value in overrides.items()
+        },
         "rows": config.training.batch_size,
         "length": config.data.sequence_length,
         "dtype": config.model.dtype,
@@ -289,7 +291,8 @@ def main() -> None:
         "chip": chip and chip.name,
     }
     ratios = {name: found["tokens_per_second"] / base for name, found in figures.items()}
-    record.save(f"pretraining_throughput-{device.platform}", {**conditions, "speed_ratio": ratios, "variants": figures})
+    name = "_".join(["pretraining_throughput", *filter(None, options.choices.split(","))])
+    record.save(f"{name}-{device.platform}", {**conditions, "speed_ratio": ratios, "variants": figures})
     for name, found in figures.items():
         utilisation = f"{found['mfu']:.1%} MFU" if found.get("mfu") else "no MFU"
         print(
