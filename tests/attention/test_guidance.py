@@ -254,6 +254,15 @@ def test_cross_entropies_and_gradients_equal_loops(kind, reduction):
     np.testing.assert_allclose(gradient, of_scores, atol=3e-6 * np.abs(of_scores).max())
 
 
+def test_rows_without_a_target_have_no_cross_entropy_and_no_gradient():
+    scores_BHQK, P_BQK = jnp.array([[[[1.0, 2.0], [3.0, 5.0]]]]), jnp.array([[[0.0, 1.0], [0.0, 0.0]]])
+    H_BHQK = jax.nn.softmax(scores_BHQK)
+    found, gradient_of = jax.vjp(lambda scores: guidance.cross_entropy(scores, H_BHQK, P_BQK), scores_BHQK)
+    (gradient_BHQK,) = gradient_of(jnp.ones((1, 1, 2)))
+    np.testing.assert_allclose(found[0, 0], [np.log1p(np.exp(-1)), 0], rtol=1e-6)
+    np.testing.assert_allclose(gradient_BHQK[0, 0], [H_BHQK[0, 0, 0] - P_BQK[0, 0], [0, 0]], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("pattern", "boundary", "expected"),
     [("first", "uniform", 1.949310e-3), ("next", "uniform", 1.945503e-3), ("prev", "zero", 1.945511e-3)],
