@@ -91,13 +91,15 @@ class GuidanceConfig:
     def in_effect(self) -> "GuidanceConfig":
         """These settings, with every setting that has no effect at its default.
 
-        Without effect are all settings if `mode` is `none`, `alpha` if the rule `auto` chooses it, and `boundary` and
-        `absent` with `loss=cross_entropy`.
+        Without effect are all settings if `mode` is `none`, `alpha` if the rule `auto` chooses it, `loss` with
+        `mode=bias`, and `boundary` and `absent` with `loss=cross_entropy`.
         """
         if self.mode == "none":
             return GuidanceConfig()
         unused = ["alpha"] if self.alpha_rule == "auto" else []
-        if self.loss == "cross_entropy":
+        if self.mode == "bias":
+            unused.append("loss")
+        elif self.loss == "cross_entropy":
             unused += ["boundary", "absent"]
         return dataclasses.replace(self, **{name: getattr(GuidanceConfig, name) for name in unused})
 

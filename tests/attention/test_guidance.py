@@ -1,5 +1,6 @@
 """Guidance of encoders, of decoders and of their attention to a source, against loops over the rows of each text."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -252,6 +253,15 @@ def test_cross_entropies_and_gradients_equal_loops(kind, reduction):
         np.testing.assert_array_equal(number, [len(of_text) * count] * LAYERS, err_msg=name)
     np.testing.assert_allclose(total, expected, rtol=2e-6)
     np.testing.assert_allclose(gradient, of_scores, atol=3e-6 * np.abs(of_scores).max())
+
+
+def test_settings_of_one_loss_have_no_effect_with_the_other():
+    """Nor has the loss where targets are added to the scores, with their boundary."""
+    squared, entropy, bias = GuidanceConfig("loss"), GuidanceConfig("loss", "cross_entropy"), GuidanceConfig("bias")
+    for config, differs in ((squared, True), (entropy, False), (bias, True)):
+        assert (dataclasses.replace(config, boundary="zero").in_effect != config.in_effect) == differs
+        assert (dataclasses.replace(config, absent="zero").in_effect != config.in_effect) == differs
+    assert dataclasses.replace(bias, loss="cross_entropy").in_effect == bias.in_effect
 
 
 def test_rows_without_a_target_have_no_cross_entropy_and_no_gradient():
