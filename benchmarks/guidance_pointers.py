@@ -31,7 +31,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import evidence
@@ -43,6 +43,7 @@ from etils import epath
 from evidence import Line
 
 from ag_jax.data import pipeline
+from ag_jax.data.layout import HostBatch
 from ag_jax.data.probes import minimal_pairs, pointers
 from ag_jax.data.records import sources
 from ag_jax.data.records.annotated import PUNCTUATION
@@ -118,11 +119,8 @@ def ready(positions: str, lines: Sequence[Line]) -> tuple[list[Run], bool]:
     return cells + [Run(positions, arm, alphas[arm], steps, seed) for seed in SEEDS for arm in ARMS[positions]], True
 
 
-def losses(opened: OpenRun, directory: epath.Path) -> Line:
-    """Return the losses of a run's checkpoint on the masked tokens of the first rows for validation; see above."""
-    config = opened.config
-    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
-    place = config.data.pointers.index(COLUMN)
+def word_losses(opened: OpenRun, batches: Iterable[HostBatch]) -> Iterator[tuple[HostBatch, np.ndarray]]:
+    """Yield each of some batches with the losses `BM` of a run's checkpoint on its masked tokens."""
 
     @jax.jit
     def losses_BM(params: Any, batch: Any) -> jax.Array:
@@ -131,11 +129,22 @@ def losses(opened: OpenRun, directory: epath.Path) -> Line:
         right_BM = jnp.take_along_axis(words_BMV, batch["masked_labels"][..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(words_BMV, axis=-1) - right_BM
 
+    for batch in batches:
+        yield batch, np.asarray(losses_BM(opened.params, batch))
+
+
+def losses(opened: OpenRun, directory: epath.Path) -> Line:
+    """Return the losses of a run's checkpoint on the masked tokens of the first rows for validation; see above."""
+    config = opened.config
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
+    place = config.data.pointers.index(COLUMN)
+
     parts: list[tuple[np.ndarray, np.ndarray]] = []
-    for batch in pipeline.validation_batches(corpus, config.data, TOGETHER, most=ROWS):
+    batches = pipeline.validation_batches(corpus, config.data, TOGETHER, most=ROWS)
+    for batch, losses_BM in word_losses(opened, batches):
         is_masked_BM = batch["masked_weights"] > 0
         offsets_BM = np.take_along_axis(batch["pointers"][:, place], batch["masked_positions"], axis=1)
-        parts.append((np.asarray(losses_BM(opened.params, batch))[is_masked_BM], offsets_BM[is_masked_BM]))
+        parts.append((losses_BM[is_masked_BM], offsets_BM[is_masked_BM]))
     losses_W, offsets_W = map(np.concatenate, zip(*parts, strict=True))
     has_head_W, is_far_W = offsets_W != ABSENT, abs(offsets_W.astype(np.int32)) > FAR
     chosen = {

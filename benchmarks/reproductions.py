@@ -69,6 +69,10 @@ SCRIPTS = {
     "guidance_depth": ("ag/table3_language_modeling",),
     "guidance_modern": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
     "guidance_novels.json": ("ag/table3_language_modeling",),
+    "roberta_batches": ("roberta/table3_batch_size",),
+    "roberta_formats": ("roberta/table2_input_formats",),
+    "roberta_masking": ("roberta/table1_masking",),
+    "roberta_text": ("roberta/table4_data_and_steps",),
     "robustness_sst2": ("asa/table2_robustness",),
 }
 # The arms of experiments whose configs cannot be loaded without files, and of those that fine-tuning on real weights

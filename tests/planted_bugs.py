@@ -52,6 +52,20 @@ class Bug:
 
 BUGS = (
     Bug(
+        "a claim of RoBERTa holds if the loss is significantly higher",
+        "benchmarks/roberta_tables.py",
+        "agrees = sum(by_seed.values()) < 0",
+        "agrees = sum(by_seed.values()) > 0",
+        "tests/test_tables.py",
+    ),
+    Bug(
+        "a claim of RoBERTa holds if its p is above the level",
+        "benchmarks/roberta_tables.py",
+        "test.p_corrected < SIGNIFICANT",
+        "test.p_corrected > SIGNIFICANT",
+        "tests/test_tables.py",
+    ),
+    Bug(
         "the head that a report scores is chosen by the sentences on which it is scored",
         "ag_jax/pretraining/following.py",
         "measured.scores_QNH[is_chosen_Q & development_Q]",

@@ -17,7 +17,9 @@ IN_THE_PAPERS = {
 # Configs of a paper's folder that train models for another one, or are no experiment of the paper.
 WITHOUT_ROW = {"ag/pointers", "ag/table8_training", "asa/real_weights"}
 
-pages, reproductions, evidence, guidance = scripts.load("pages", "reproductions", "evidence_tables", "guidance_tables")
+pages, reproductions, evidence, guidance, roberta = scripts.load(
+    "pages", "reproductions", "evidence_tables", "guidance_tables", "roberta_tables"
+)
 GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
 
 
@@ -31,13 +33,27 @@ GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
             "evidence_tables.py",
             lambda: evidence.robustness(evidence.evidence.read(evidence.record.RESULTS / evidence.ROBUSTNESS)),
         ),
+        (roberta.PAGE, "roberta_tables.py", roberta.recorded),
         *((page, "guidance_tables.py", lambda page=page: guidance.recorded()[page]) for page in GUIDANCE),
     ],
-    ids=["reproductions", "evidence", "robustness", *GUIDANCE],
+    ids=["reproductions", "evidence", "robustness", "roberta", *GUIDANCE],
 )
 def test_pages_have_the_tables_of_the_records(page, program, tables):
     text = (ROOT / page).read_text()
     assert pages.with_tables(text, page, program, tables()) == text, f"run `python benchmarks/{program}`"
+
+
+def test_claims_hold_by_sign_and_p_over_the_seeds_that_both_arms_have():
+    def last_cells(numbers):
+        rows = "\n".join(roberta.of_claims("text", {"loss": numbers})).splitlines()[2:4]
+        return [row.strip("| ").split(" | ")[4:] for row in rows]
+
+    novels = {"2M": {0: 4.0, 1: 4.1, 2: 4.2}, "8M": {0: 3.9, 1: 4.01, 2: 4.09}, "all": {2: 4.1}}
+    more, even_more = last_cells(novels)
+    assert more[:2] == ["4.100 ± 0.100, 4.000 ± 0.095", "-0.100 (-0.125 to -0.075)"] and more[-1] == "yes"
+    assert even_more == ["4.000 ± 0.095, 4.100", "–", "–", "–", "not shown; contradicts (one seed)"]
+    worse, unknown = last_cells({"2M": novels["8M"], "8M": novels["2M"], "all": {}})
+    assert worse[-1] == "no" and unknown[-1] == "–"
 
 
 def test_figures_of_attacked_models_follow_from_their_outcomes():
