@@ -5,7 +5,9 @@
 All differences are paired by seed, as in guidance_tables.py; p is corrected by Holm's method for all tests of a table.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import evidence
 import guidance_losses
@@ -26,28 +28,43 @@ def listed_steps(of: Mapping[int, float | None]) -> str:
 
 def by_setting(lines: Sequence[Line]) -> Iterator[str]:
     """Yield the lines of the tables of the two guidance losses by length, depth and warm-up, as Markdown."""
-    tried = [line for line in lines if line["seed"] == guidance_losses.SEED_OF_ALPHAS]
-    runs = [line for line in lines if line["seed"] in guidance_losses.SEEDS]
     yield "Validation loss of the quickstart's guided arm by alpha, with the seed that chooses it:"
     yield ""
     for loss, alphas in guidance_losses.ALPHAS.items():
-        by_alpha = {line["alpha"]: f"{line['validation_loss']:.3f}" for line in tried if line["loss"] == loss}
-        yield from pages.table((loss, *map(str, alphas)), [["", *(by_alpha.get(alpha, "–") for alpha in alphas)]])
-    yield "With the chosen alpha, three seeds at each length, depth and warm-up; steps are one number a seed:"
+        tried = [line for line in lines if line["seed"] == guidance_losses.SEED_OF_ALPHAS and line["loss"] == loss]
+        by_alpha = {line["alpha"]: f"{line['validation_loss']:.3f}" for line in tried}
+        row = [LOSS, *(by_alpha.get(alpha, "–") for alpha in alphas)]
+        yield from pages.table((f"{loss}, alpha", *map(str, alphas)), [row])
+    of: dict[tuple[Any, ...], dict[int, Line]] = collections.defaultdict(dict)
+    for line in lines:
+        if line["seed"] in guidance_losses.SEEDS and "failed" not in line:
+            of[line["length"], line["layers"], line["warmup_steps"], line["loss"]][line["seed"]] = line
+    settings, losses = guidance_losses.SETTINGS, tuple(guidance_losses.ALPHAS)
+    numbers = {key: {seed: line["validation_loss"] for seed, line in runs.items()} for key, runs in of.items()}
+    yield "With the chosen alpha, at each length, depth and warm-up; steps are one number a seed:"
     yield ""
-    rows = []
-    for length, layers, warmup in guidance_losses.SETTINGS:
-        for loss in guidance_losses.ALPHAS:
-            setting = {"loss": loss, "length": length, "layers": layers, "warmup_steps": warmup}
-            of = {line["seed"]: line for line in runs if setting.items() <= line.items()}
-            losses = {seed: line["validation_loss"] for seed, line in of.items() if "failed" not in line}
-            left, followed = (
-                {seed: line.get(name) for seed, line in of.items()}
+    rows = [
+        [
+            *map(str, (*setting, loss)),
+            guidance_tables.shown(numbers.get((*setting, loss), {}), 3),
+            *(
+                listed_steps({seed: line[name] for seed, line in of[*setting, loss].items()})
                 for name in ("left_plateau_at_step", "followed_at_step")
-            )
-            numbers = [guidance_tables.shown(losses, 3), listed_steps(left), listed_steps(followed)]
-            rows.append([*map(str, (length, layers, warmup)), loss, *numbers])
+            ),
+        ]
+        for setting in settings
+        for loss in losses
+    ]
     yield from pages.table(("tokens", "layers", "warm-up", "loss", LOSS, "left at", "mass .9 at"), rows)
+    yield f"Validation loss with {losses[1]}, minus that with {losses[0]}:"
+    yield ""
+    signs: dict[str, dict[guidance_tables.Setting, float]]
+    signs = {str(setting): {(*setting, losses[1]): 1.0, (*setting, losses[0]): -1.0} for setting in settings}
+    found = guidance_tables.tested(
+        {name: guidance_tables.contrast(numbers, of_arms) for name, of_arms in signs.items()}
+    )
+    rows = [[*map(str, setting), *pages.difference_cells(found[str(setting)], 3)] for setting in settings]
+    yield from pages.table(("tokens", "layers", "warm-up", *pages.DIFFERENCE), rows)
 
 
 def uas(line: Line, group: str) -> float | None:

@@ -17,8 +17,8 @@ IN_THE_PAPERS = {
 # Configs of a paper's folder that train models for another one, or are no experiment of the paper.
 WITHOUT_ROW = {"ag/pointers", "ag/table8_training", "asa/real_weights"}
 
-pages, reproductions, evidence, guidance, roberta = scripts.load(
-    "pages", "reproductions", "evidence_tables", "guidance_tables", "roberta_tables"
+pages, reproductions, evidence, guidance, pointers, roberta = scripts.load(
+    "pages", "reproductions", "evidence_tables", "guidance_tables", "pointers_tables", "roberta_tables"
 )
 GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
 
@@ -33,10 +33,11 @@ GUIDANCE = (guidance.MODERN, guidance.SETTINGS)
             "evidence_tables.py",
             lambda: evidence.robustness(evidence.evidence.read(evidence.record.RESULTS / evidence.ROBUSTNESS)),
         ),
+        (pointers.PAGE, "pointers_tables.py", pointers.recorded),
         (roberta.PAGE, "roberta_tables.py", roberta.recorded),
         *((page, "guidance_tables.py", lambda page=page: guidance.recorded()[page]) for page in GUIDANCE),
     ],
-    ids=["reproductions", "evidence", "robustness", "roberta", *GUIDANCE],
+    ids=["reproductions", "evidence", "robustness", "pointers", "roberta", *GUIDANCE],
 )
 def test_pages_have_the_tables_of_the_records(page, program, tables):
     text = (ROOT / page).read_text()
