@@ -5,7 +5,7 @@
 The arms base, ag, alignment and ag_alignment of ag/table7_translation are trained on Multi30k, English to German, with
 scale=small and guidance.loss=cross_entropy. A further seed chooses alpha for each guided arm among three values, by the
 validation loss after two fifths of the steps; then each arm is trained with three seeds. --data has the files of
-Multi30k, and --alignments the files train.align and val.align; docs/translation.md says how eflomal makes them.
+Multi30k, and --alignments the files train.align and val.align; docs/translation_compare.md says how eflomal makes them.
 
 A run is a result in translation_alignment/ in the folder --results: losses, BLEU and chrF of the test sets, and the
 agreement with the alignments. This is the share of the aligned target words for which the source word with the most
